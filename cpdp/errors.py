@@ -1,0 +1,45 @@
+"""What can go wrong in a training job, as exceptions that only the command line turns into exit codes.
+
+Every class carries `exit_code` with the meaning of the design's contract: 1 the job failed, 2 a user's
+mistake.
+"""
+
+from __future__ import annotations
+
+
+class CpdpError(Exception):
+    """The job failed; the text says what was attempted and with which value."""
+
+    exit_code = 1
+
+
+class StrategyError(CpdpError):
+    """A strategy, or one of its parameters, that does not exist or is out of range."""
+
+    exit_code = 2
+
+
+class WorkloadError(CpdpError):
+    """A workload, timeline or data set that does not exist or cannot be used as asked."""
+
+    exit_code = 2
+
+
+class CellError(CpdpError):
+    """A cell file that cannot be understood: names the file and the key."""
+
+    exit_code = 2
+
+
+class UsageError(CpdpError):
+    """A training loop that uses the wrapper in a way no strategy can honour."""
+
+    exit_code = 2
+
+
+class EventError(CpdpError):
+    """An event file whose contents are not what a rank writes: names the file and the line."""
+
+
+class PeerLost(CpdpError):
+    """A collective did not finish because a peer died or stayed away longer than the stated timeout."""
