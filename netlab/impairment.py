@@ -1,0 +1,103 @@
+"""What a link does to a packet in one direction: how late, how fast, and how much may wait. Pure.
+
+A profile is resolved to one Impairment per link and direction. Both carriers (kernel netem and our relay) are
+given the same Impairment, and verification derives from it what a real packet must then experience.
+
+Rates count wire bytes. A packet of n IP bytes occupies an Ethernet link for n + 38 byte times: 14 header,
+4 checksum, 8 preamble and 12 gap, and never fewer than 84 (a smallest frame of 64, plus preamble and gap;
+IEEE 802.3). So an emulated 1 Gbit/s carries what a real 1 Gbit/s port carries, 941 Mbit/s of TCP payload at
+an MTU of 1500, and not 2.5 % more, as an emulator that counts IP bytes does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from netlab.units import NS_PER_S, Delay, Rate, Size
+
+ETHERNET_OVERHEAD = 38
+ETHERNET_MIN_FRAME = 84
+TCP_IP_HEADERS = 40  # IPv4 and TCP without options
+TCP_TIMESTAMPS = 12  # on by default in Linux
+
+OFFLOAD_RATE_BPS = 200_000_000  # from here on senders hand over units of up to 64 KB
+OFFLOAD_QUEUE_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True)
+class Queue:
+    """The limit of the tail-drop queue in front of the rate limiter, in wire bytes or in packets, never both.
+
+    The packet being sent no longer counts, nor do packets that have left and only wait out the delay.
+    """
+
+    bytes: int | None = None
+    packets: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what could only be a bug of ours."""
+        assert (self.bytes is None) != (self.packets is None), "a queue is limited by bytes or by packets"
+        assert (self.bytes or self.packets or 0) > 0, "a queue that holds nothing passes nothing"
+
+    def __str__(self) -> str:
+        """As a profile would write it."""
+        return f"{self.packets}packets" if self.bytes is None else str(Size(self.bytes))
+
+
+@dataclass(frozen=True)
+class Impairment:
+    """One direction of a link, fully resolved. `queue` is None exactly when `rate` is None.
+
+    `queue_derived` says that nobody asked for this queue, so whoever changes the rate or places a narrower
+    bottleneck in the path should derive it again.
+    """
+
+    delay: Delay
+    rate: Rate | None = None
+    queue: Queue | None = None
+    overhead: int = ETHERNET_OVERHEAD
+    min_frame: int = ETHERNET_MIN_FRAME
+    queue_derived: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what could only be a bug of ours."""
+        assert (self.rate is None) == (self.queue is None), "a rate has a queue, and only a rate has one"
+
+    def wire_bytes(self, ip_bytes: int) -> int:
+        """Byte times that a packet of `ip_bytes` occupies the link for."""
+        return max(ip_bytes + self.overhead, self.min_frame)
+
+    def serialization(self, ip_bytes: int) -> Delay:
+        """How long the rate limiter is busy with one packet, rounded up to a nanosecond; 0 without a rate."""
+        if self.rate is None:
+            return Delay(0)
+        return Delay(_ceil(self.wire_bytes(ip_bytes) * 8 * NS_PER_S, self.rate.bps))
+
+    def goodput(self, mtu: int, tcp_timestamps: bool = True) -> Rate | None:
+        """TCP payload per second over IPv4 in full segments, rounded down to a bit/s; None without a rate."""
+        if self.rate is None:
+            return None
+        payload = mtu - TCP_IP_HEADERS - (TCP_TIMESTAMPS if tcp_timestamps else 0)
+        return Rate(self.rate.bps * payload // self.wire_bytes(mtu))
+
+
+def full_frame(mtu: int) -> int:
+    """Wire bytes of a packet as large as the MTU."""
+    return max(mtu + ETHERNET_OVERHEAD, ETHERNET_MIN_FRAME)
+
+
+def derive_queue(rate: Rate, rtt: Delay, mtu: int) -> Queue:
+    """The queue of a link that states none: one bandwidth-delay product, rate times the link's round trip.
+
+    It is what one loss-based TCP flow needs to keep the link busy (the rule, restated by Appenzeller et al.,
+    SIGCOMM 2004). Never under two full frames, or a slow link would pass nothing (at 64 kbit/s and 20 ms the
+    product is 160 bytes); and from 200 Mbit/s never under 256 KiB, because senders then hand over units of up
+    to 64 KB, which must not be dropped for their size.
+    """
+    floor = OFFLOAD_QUEUE_BYTES if rate.bps >= OFFLOAD_RATE_BPS else 0
+    product = _ceil(rate.bps * rtt.ns, 8 * NS_PER_S)
+    return Queue(bytes=max(product, 2 * full_frame(mtu), floor))
+
+
+def _ceil(numerator: int, denominator: int) -> int:
+    return -(-numerator // denominator)
