@@ -11,9 +11,12 @@ an MTU of 1500, and not 2.5 % more, as an emulator that counts IP bytes does.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import Literal, Self
 
-from netlab.units import NS_PER_S, Delay, Rate, Size
+from netlab.errors import UnitError
+from netlab.units import DELAY_UNITS, NS_PER_S, PPB, SIZE_UNITS, Delay, Rate, Size, parse_number, quote
 
 ETHERNET_OVERHEAD = 38
 ETHERNET_MIN_FRAME = 84
@@ -22,6 +25,8 @@ TCP_TIMESTAMPS = 12  # on by default in Linux
 
 OFFLOAD_RATE_BPS = 200_000_000  # from here on senders hand over units of up to 64 KB
 OFFLOAD_QUEUE_BYTES = 256 * 1024
+MAX_QUEUE_PACKETS = 1_000_000
+MAX_QUEUE_BDP = 1000
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,59 @@ class Queue:
 
 
 @dataclass(frozen=True)
+class QueueRule:
+    """A queue as a user asks for it; bytes follow once rate, round trip and MTU are known, and again when they change.
+
+    `amount` counts bytes, packets, nanoseconds, or billionths of a bandwidth-delay product.
+    """
+
+    kind: Literal["bytes", "packets", "time", "bdp"]
+    amount: int
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read "2MB", "100packets", "20ms" or "1.5bdp". Raises UnitError."""
+        unit = re.sub(r"^[ ]*[-+0-9.]+([eE][-+]?[0-9]+)?[ ]*", "", text).strip(" ")
+        number = text.strip(" ").removesuffix(unit)
+        if unit in SIZE_UNITS:
+            return cls("bytes", Size.parse(text).bytes)
+        if unit in DELAY_UNITS:
+            return cls("time", Delay.parse(text).ns)
+        if unit in ("packet", "packets"):
+            return cls("packets", _whole(number, 1, 1, MAX_QUEUE_PACKETS, text))
+        if unit == "bdp":
+            return cls("bdp", _whole(number, PPB, 1, MAX_QUEUE_BDP * PPB, text))
+        raise UnitError(
+            f'{quote(text)} is not a queue: write a size ("2MB"), a number of packets ("100packets"), a time at '
+            f'the link\'s rate ("20ms") or a multiple of the bandwidth-delay product ("1.5bdp")'
+        )
+
+    def resolve(self, rate: Rate, rtt: Delay, mtu: int) -> Queue:
+        """The limit on a link. Raises UnitError where one full frame would not fit: nothing would ever pass."""
+        if self.kind == "packets":
+            return Queue(packets=self.amount)
+        size = {
+            "bytes": self.amount,
+            "time": _ceil(rate.bps * self.amount, 8 * NS_PER_S),
+            "bdp": _ceil(rate.bps * rtt.ns * self.amount, 8 * NS_PER_S * PPB),
+        }[self.kind]
+        if size < full_frame(mtu):
+            raise UnitError(
+                f"{quote(str(self))}: a queue of {size} bytes at {rate} has no room for one full frame, "
+                f"{full_frame(mtu)} bytes at an MTU of {mtu}: ask for more, or leave queue out to have it derived"
+            )
+        return Queue(bytes=size)
+
+    def __str__(self) -> str:
+        """As a profile would write it; `parse` reads it back."""
+        if self.kind == "bytes":
+            return str(Size(self.amount))
+        if self.kind == "time":
+            return str(Delay(self.amount))
+        return f"{self.amount}packets" if self.kind == "packets" else f"{self.amount}e-9bdp"
+
+
+@dataclass(frozen=True)
 class Impairment:
     """One direction of a link, fully resolved. `queue` is None exactly when `rate` is None.
 
@@ -58,6 +116,7 @@ class Impairment:
     overhead: int = ETHERNET_OVERHEAD
     min_frame: int = ETHERNET_MIN_FRAME
     queue_derived: bool = False
+    queue_rule: QueueRule | None = None  # how the queue was asked for; None when it was not
 
     def __post_init__(self) -> None:
         """Refuse what could only be a bug of ours."""
@@ -97,6 +156,15 @@ def derive_queue(rate: Rate, rtt: Delay, mtu: int) -> Queue:
     floor = OFFLOAD_QUEUE_BYTES if rate.bps >= OFFLOAD_RATE_BPS else 0
     product = _ceil(rate.bps * rtt.ns, 8 * NS_PER_S)
     return Queue(bytes=max(product, 2 * full_frame(mtu), floor))
+
+
+def _whole(number: str, scale: int, low: int, high: int, text: str) -> int:
+    value = parse_number(number) * scale
+    if value.denominator != 1 or not low <= value <= high:
+        raise UnitError(
+            f"{quote(text)} is not allowed: 1 to {MAX_QUEUE_PACKETS} packets, or above 0 and up to {MAX_QUEUE_BDP}bdp"
+        )
+    return int(value)
 
 
 def _ceil(numerator: int, denominator: int) -> int:
