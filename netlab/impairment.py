@@ -16,7 +16,18 @@ from dataclasses import dataclass
 from typing import Literal, Self
 
 from netlab.errors import UnitError
-from netlab.units import DELAY_UNITS, NS_PER_S, PPB, SIZE_UNITS, Delay, Rate, Size, parse_number, quote
+from netlab.units import (
+    DELAY_UNITS,
+    NS_PER_S,
+    PPB,
+    SIZE_UNITS,
+    Delay,
+    Rate,
+    Size,
+    decimal_text,
+    parse_number,
+    quote,
+)
 
 ETHERNET_OVERHEAD = 38
 ETHERNET_MIN_FRAME = 84
@@ -33,7 +44,7 @@ MAX_QUEUE_BDP = 1000
 class Queue:
     """The limit of the tail-drop queue in front of the rate limiter, in wire bytes or in packets, never both.
 
-    The packet being sent no longer counts, nor do packets that have left and only wait out the delay.
+    Packets that have been sent and only wait out the link's delay do not count.
     """
 
     bytes: int | None = None
@@ -51,7 +62,8 @@ class Queue:
 
 @dataclass(frozen=True)
 class QueueRule:
-    """A queue as a user asks for it; bytes follow once rate, round trip and MTU are known, and again when they change.
+    """A queue as a user asks for it; its limit follows from rate, round trip and MTU, and again when they
+    change.
 
     `amount` counts bytes, packets, nanoseconds, or billionths of a bandwidth-delay product.
     """
@@ -62,34 +74,34 @@ class QueueRule:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read "2MB", "100packets", "20ms" or "1.5bdp". Raises UnitError."""
-        unit = re.sub(r"^[ ]*[-+0-9.]+([eE][-+]?[0-9]+)?[ ]*", "", text).strip(" ")
-        number = text.strip(" ").removesuffix(unit)
+        match = re.fullmatch(r" *([0-9.eE+-]*[0-9.]) *([^\W\d_]+) *", text)
+        number, unit = match.groups() if match else ("", "")
         if unit in SIZE_UNITS:
             return cls("bytes", Size.parse(text).bytes)
         if unit in DELAY_UNITS:
             return cls("time", Delay.parse(text).ns)
         if unit in ("packet", "packets"):
-            return cls("packets", _whole(number, 1, 1, MAX_QUEUE_PACKETS, text))
+            return cls("packets", _whole(number, 1, MAX_QUEUE_PACKETS, text))
         if unit == "bdp":
-            return cls("bdp", _whole(number, PPB, 1, MAX_QUEUE_BDP * PPB, text))
+            return cls("bdp", _whole(number, PPB, MAX_QUEUE_BDP, text))
         raise UnitError(
-            f'{quote(text)} is not a queue: write a size ("2MB"), a number of packets ("100packets"), a time at '
-            f'the link\'s rate ("20ms") or a multiple of the bandwidth-delay product ("1.5bdp")'
+            f'{quote(text)} is not a queue: write a size ("2MB"), a number of packets ("100packets"), '
+            f'the time it takes to drain ("20ms") or a multiple of the bandwidth-delay product ("1.5bdp")'
         )
 
     def resolve(self, rate: Rate, rtt: Delay, mtu: int) -> Queue:
-        """The limit on a link. Raises UnitError where one full frame would not fit: nothing would ever pass."""
+        """The limit on a link. Raises UnitError where no full frame would fit: nothing would ever pass."""
         if self.kind == "packets":
             return Queue(packets=self.amount)
-        size = {
-            "bytes": self.amount,
-            "time": _ceil(rate.bps * self.amount, 8 * NS_PER_S),
-            "bdp": _ceil(rate.bps * rtt.ns * self.amount, 8 * NS_PER_S * PPB),
-        }[self.kind]
+        size = self.amount
+        if self.kind == "time":
+            size = _ceil(rate.bps * self.amount, 8 * NS_PER_S)
+        elif self.kind == "bdp":
+            size = _ceil(rate.bps * rtt.ns * self.amount, 8 * NS_PER_S * PPB)
         if size < full_frame(mtu):
             raise UnitError(
                 f"{quote(str(self))}: a queue of {size} bytes at {rate} has no room for one full frame, "
-                f"{full_frame(mtu)} bytes at an MTU of {mtu}: ask for more, or leave queue out to have it derived"
+                f"{full_frame(mtu)} bytes at an MTU of {mtu}: ask for more, or leave queue out"
             )
         return Queue(bytes=size)
 
@@ -99,7 +111,7 @@ class QueueRule:
             return str(Size(self.amount))
         if self.kind == "time":
             return str(Delay(self.amount))
-        return f"{self.amount}packets" if self.kind == "packets" else f"{self.amount}e-9bdp"
+        return f"{self.amount}packets" if self.kind == "packets" else decimal_text(self.amount, PPB) + "bdp"
 
 
 @dataclass(frozen=True)
@@ -107,7 +119,7 @@ class Impairment:
     """One direction of a link, fully resolved. `queue` is None exactly when `rate` is None.
 
     `queue_derived` says that nobody asked for this queue, so whoever changes the rate or places a narrower
-    bottleneck in the path should derive it again.
+    bottleneck in the path derives it again; else `queue_rule` says how it was asked for.
     """
 
     delay: Delay
@@ -116,14 +128,14 @@ class Impairment:
     overhead: int = ETHERNET_OVERHEAD
     min_frame: int = ETHERNET_MIN_FRAME
     queue_derived: bool = False
-    queue_rule: QueueRule | None = None  # how the queue was asked for; None when it was not
+    queue_rule: QueueRule | None = None
 
     def __post_init__(self) -> None:
         """Refuse what could only be a bug of ours."""
         assert (self.rate is None) == (self.queue is None), "a rate has a queue, and only a rate has one"
 
     def wire_bytes(self, ip_bytes: int) -> int:
-        """Byte times that a packet of `ip_bytes` occupies the link for."""
+        """Byte times for which a packet of `ip_bytes` occupies the link."""
         return max(ip_bytes + self.overhead, self.min_frame)
 
     def serialization(self, ip_bytes: int) -> Delay:
@@ -133,7 +145,7 @@ class Impairment:
         return Delay(_ceil(self.wire_bytes(ip_bytes) * 8 * NS_PER_S, self.rate.bps))
 
     def goodput(self, mtu: int, tcp_timestamps: bool = True) -> Rate | None:
-        """TCP payload per second over IPv4 in full segments, rounded down to a bit/s; None without a rate."""
+        """TCP payload over IPv4 in full segments, rounded down to a bit/s; None without a rate."""
         if self.rate is None:
             return None
         payload = mtu - TCP_IP_HEADERS - (TCP_TIMESTAMPS if tcp_timestamps else 0)
@@ -158,11 +170,13 @@ def derive_queue(rate: Rate, rtt: Delay, mtu: int) -> Queue:
     return Queue(bytes=max(product, 2 * full_frame(mtu), floor))
 
 
-def _whole(number: str, scale: int, low: int, high: int, text: str) -> int:
+def _whole(number: str, scale: int, high: int, text: str) -> int:
+    """A number above 0 and up to `high`, in whole units of 1 / scale."""
     value = parse_number(number) * scale
-    if value.denominator != 1 or not low <= value <= high:
+    if value.denominator != 1 or not 0 < value <= high * scale:
         raise UnitError(
-            f"{quote(text)} is not allowed: 1 to {MAX_QUEUE_PACKETS} packets, or above 0 and up to {MAX_QUEUE_BDP}bdp"
+            f"{quote(text)} is not allowed: a queue has 1 to {MAX_QUEUE_PACKETS} packets (whole ones), "
+            f"or above 0 and up to {MAX_QUEUE_BDP}bdp (at most 9 digits after the point)"
         )
     return int(value)
 

@@ -1,53 +1,47 @@
-"""YAML text -> Profile: a network as asked for, validated, with every default filled in.
+"""YAML text -> Profile. First step of the flow: profile -> topology -> plan -> executor.
 
-First step of the flow: profile -> topology -> plan -> executor. `parse_profile` is pure; `load_profile` reads a file or
-a shipped profile. Every fault is a line "FILE:LINE: key: value, what is wrong, what is allowed", and all faults of
-a file are reported at once. The format is described in docs/reference/profile.md.
+`parse_profile` is pure; `load_profile` reads a file or a shipped profile first. All faults of a file are
+reported at once, each as "FILE:LINE: key: value, what is wrong, what is allowed". Keys that a later version
+will support are refused, never ignored. The format is described in docs/reference/profile.md.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from netlab.document import (
-    Fields,
-    Items,
-    Node,
-    Problems,
-    Scalar,
-    describe,
-    did_you_mean,
-    parse_document,
-    read_fields,
-    read_text,
-    read_unit,
-)
+from netlab.document import Items, Node, Scalar, describe, parse_document
 from netlab.errors import DocumentError, ProfileError, UnitError
+from netlab.fields import Fields, Problems, did_you_mean, read_fields, read_text, read_unit
 from netlab.impairment import Impairment, QueueRule, derive_queue
+from netlab.network import Lan, Link, Profile, Site, Tcp, Uplink
 from netlab.shipped import find_document
 from netlab.units import Delay, Rate, Size, quote
+
+__all__ = ["Lan", "Link", "Profile", "Site", "Tcp", "Uplink", "load_profile", "parse_profile"]
 
 DEFAULT_MTU = 1500
 MIN_MTU, MAX_MTU = 576, 9216  # what every IPv4 host must accept; the largest jumbo frame in common use
 MAX_WORKERS_PER_SITE = 1000
-MAX_LABEL = 63  # one DNS label, RFC 1035
+MAX_LABEL = 63  # of a host name, RFC 1035
 TCP_BUFFER_MIN = 4096
 TCP_BUFFER_MAX = 2**31 - 1  # the kernel keeps them in a signed 32-bit integer
-RMEM_DEFAULT, WMEM_DEFAULT = 131072, 16384  # the middle figures of a Linux kernel nobody has tuned
+RMEM_DEFAULT, WMEM_DEFAULT = 131072, 16384  # Linux's own middle figures, for who states a maximum only
 
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
+_NAME_RULE = "letters, digits, '.', '_' and '-', at most 100, the first a letter or digit"
 _PROFILE_KEYS = ("name", "source", "sites", "links", "tcp", "mtu", "schedule")
 _PROFILE_LATER = ("seed", "hosts", "carrier", "dilation", "traces", "events")
 _SITE_KEYS = ("workers", "lan", "uplink")
-_SITE_LATER = ("access", "hosts", "image", "seed", "schedule")
+_SITE_LATER = ("access", "hosts", "image", "seed", "schedule", "mtu", "tcp")
 _LINK_KEYS = ("between", "name", "rtt", "delay", "rate", "queue", "mtu", "forward", "backward")
+_WAYS = ("forward", "backward")
 _DIRECTION_KEYS = ("delay", "rate", "queue")
-_IMPAIRMENT_LATER = (
-    "jitter", "distribution", "correlation", "loss", "duplicate", "reorder", "corrupt", "ecn", "discipline",
-    "overhead", "seed", "state", "trace", "schedule",
-)  # fmt: skip
+_TCP_KEYS = ("congestion_control", "slow_start_after_idle", "rmem", "wmem")
+_RANDOM_LATER = ("jitter", "distribution", "correlation", "loss", "duplicate", "reorder", "corrupt", "seed")
+_IMPAIRMENT_LATER = (*_RANDOM_LATER, "ecn", "discipline", "overhead", "state", "trace", "schedule")
 _HINTS = {
     "latency": "write delay (one way) or rtt (both ways together)",
     "ping": "write rtt",
@@ -56,82 +50,11 @@ _HINTS = {
     "limit": "write queue",
     "buffer": "write queue",
 }
-_ONE_WAY_HINTS = _HINTS | {
-    "rtt": "here only delay (one way) has a meaning",
-    "latency": "write delay (one way)",
-}
+_ONE_WAY_HINTS = _HINTS | {"rtt": "here only delay, one way, has a meaning", "latency": "write delay"}
 
 
-@dataclass(frozen=True)
-class Lan:
-    """The network inside a site. None: nothing is added to what this machine does by itself."""
-
-    delay: Delay | None = None  # one way between two hosts of the site
-    rate: Rate | None = None  # of each host's port, both directions
-
-
-@dataclass(frozen=True)
-class Uplink:
-    """The port through which a site reaches all its links; its workers share it. Both directions."""
-
-    rate: Rate
-
-
-@dataclass(frozen=True)
-class Site:
-    """Hosts on one LAN. Its workers are named NAME-0, NAME-1 ..."""
-
-    name: str
-    workers: int
-    lan: Lan
-    uplink: Uplink | None
-    line: int
-
-
-@dataclass(frozen=True)
-class Link:
-    """A WAN path between two sites: `forward` from a to b, `backward` from b to a."""
-
-    name: str
-    a: str
-    b: str
-    forward: Impairment
-    backward: Impairment
-    mtu: int
-    line: int
-
-    @property
-    def rtt(self) -> Delay:
-        """Propagation there and back, without serialisation."""
-        return Delay(self.forward.delay.ns + self.backward.delay.ns)
-
-
-@dataclass(frozen=True)
-class Tcp:
-    """Settings of the workers' TCP. None: as the kernel has it."""
-
-    congestion_control: str | None = None
-    slow_start_after_idle: bool | None = None
-    rmem: tuple[int, int, int] | None = None  # bytes: min, default, max
-    wmem: tuple[int, int, int] | None = None
-
-
-@dataclass(frozen=True)
-class Profile:
-    """A network, as asked for. Sites and links are in the order of the file; ranks follow it."""
-
-    name: str
-    source: str
-    sites: tuple[Site, ...]
-    links: tuple[Link, ...]
-    tcp: Tcp
-    mtu: int
-    path: str
-    text: str
-
-
-def load_profile(path_or_name: str) -> Profile:
-    """Read a profile from a file, or a shipped one by its name ("grid5000-nancy-sophia"). Raises ProfileError."""
+def load_profile(path_or_name: str | Path) -> Profile:
+    """Read a profile from a file, or a shipped one by its name ("lan"). Raises ProfileError."""
     try:
         path, text = find_document("networks", path_or_name)
     except DocumentError as error:
@@ -140,7 +63,7 @@ def load_profile(path_or_name: str) -> Profile:
 
 
 def parse_profile(text: str, path: str) -> Profile:
-    """Validate a profile; `path` is used in messages and for a missing name. Raises ProfileError with all faults."""
+    """Validate a profile; `path` serves messages and a missing name. Raises ProfileError with all faults."""
     problems = Problems()
     try:
         top = read_fields(parse_document(text, path), problems, _PROFILE_KEYS, _PROFILE_LATER, _HINTS)
@@ -154,16 +77,15 @@ def parse_profile(text: str, path: str) -> Profile:
 
 def _profile(top: Fields, text: str, path: str) -> Profile:
     mtu = top.integer("mtu", MIN_MTU, MAX_MTU) or DEFAULT_MTU
-    sites = tuple(_sites(top))
-    links = tuple(_links(top, [site.name for site in sites], mtu))
-    _check_links(top, sites, links)
+    table = top.table("sites", required=True)
+    sites = _sites(top, table or {})
+    links = _links(top, tuple(table or {}), mtu)
+    if not top.problems.found:
+        _check_connected(top, sites, links)
     if top.items("schedule"):
-        top.fault(
-            "schedule", "schedules are not supported yet by this version of netlab; only [] is accepted"
-        )
+        top.fault("schedule", "schedules are not supported yet by this version; only [] is accepted")
     return Profile(
-        name=top.string("name", pattern=r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", allowed=_NAME_RULE)
-        or _stem(path),
+        name=top.string("name", pattern=_NAME, allowed=_NAME_RULE) or _stem(path),
         source=top.string("source") or "",
         sites=sites,
         links=links,
@@ -174,30 +96,28 @@ def _profile(top: Fields, text: str, path: str) -> Profile:
     )
 
 
-_NAME_RULE = "letters, digits, '.', '_' and '-', at most 100, the first a letter or digit"
-
-
 def _stem(path: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "-", Path(path).stem).lstrip("._-")[:100] or "profile"
 
 
-# --- sites -----------------------------------------------------------------------------------------------------
+# --- sites --------------------------------------------------------------------------------------------------
 
 
-def _sites(top: Fields) -> Iterator[Site]:
-    table = top.table("sites", required=True)
-    if table is not None and not table:
+def _sites(top: Fields, table: Mapping[str, Node]) -> tuple[Site, ...]:
+    if top.has("sites") and not table:
         top.fault("sites", "there must be at least one site")
-    for name, node in (table or {}).items():
-        site = _site(name, node, top.problems)
-        if site is not None:
-            yield site
+    sites = [_site(name, node, top.problems) for name, node in table.items()]
+    complete = tuple(site for site in sites if site is not None)
+    _check_worker_names(complete, table, top.problems)
+    return complete
 
 
 def _site(name: str, node: Node, problems: Problems) -> Site | None:
+    if not re.fullmatch(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", name):
+        rule = "lower-case letters, digits and '-', which is neither first nor last"
+        problems.add(node.place, f"{quote(name)} is not a site name: {rule}")
     fields = read_fields(node, problems, _SITE_KEYS, _SITE_LATER)
     workers = fields.integer("workers", 1, MAX_WORKERS_PER_SITE, required=True) if fields else None
-    _check_site_name(name, workers or 1, node, problems)
     if fields is None:
         return None
     lan = fields.fields("lan", ("delay", "rate"), _IMPAIRMENT_LATER, _ONE_WAY_HINTS)
@@ -212,48 +132,78 @@ def _site(name: str, node: Node, problems: Problems) -> Site | None:
     )
 
 
-def _check_site_name(name: str, workers: int, node: Node, problems: Problems) -> None:
-    if not re.fullmatch(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", name):
-        problems.add(
-            node.place,
-            f"{quote(name)} is not a site name: lower-case letters, digits and '-', not at either end",
-        )
-    longest = f"{name}-{workers - 1}"
-    if len(longest) > MAX_LABEL:
-        problems.add(
-            node.place,
-            f"the name of its last worker, {quote(longest)}, has {len(longest)} characters; a host name has at "
-            f"most {MAX_LABEL}, so this site's name has at most {MAX_LABEL - len(longest) + len(name)}",
-        )
+def _check_worker_names(sites: Sequence[Site], nodes: Mapping[str, Node], problems: Problems) -> None:
+    """A worker's name is one DNS label, and no site has the name of another site's worker."""
+    counts = {site.name: site.workers for site in sites}
+    for site in sites:
+        last = f"{site.name}-{site.workers - 1}"
+        if len(last) > MAX_LABEL:
+            room = MAX_LABEL - (len(last) - len(site.name))
+            problems.add(
+                nodes[site.name].place,
+                f"too long: its last worker, {quote(last)}, would have a name of {len(last)} characters; "
+                f"a host name has at most {MAX_LABEL}, so this site's at most {room}",
+            )
+        stem, _, index = site.name.rpartition("-")
+        if index.isdecimal() and str(int(index)) == index and int(index) < counts.get(stem, 0):
+            problems.add(nodes[site.name].place, f"{quote(site.name)} is also the name of a worker of {stem}")
 
 
-# --- links -----------------------------------------------------------------------------------------------------
+# --- links --------------------------------------------------------------------------------------------------
 
 
-def _links(top: Fields, sites: Sequence[str], mtu: int) -> Iterator[Link]:
+@dataclass(frozen=True)
+class _Asked:
+    """What a link, or one direction of it, says for itself; None where it says nothing, or nothing valid."""
+
+    fields: Fields | None
+    delay: Delay | None
+    rate: Rate | None
+    queue: QueueRule | None
+
+    def has(self, key: str) -> bool:
+        return self.fields is not None and self.fields.has(key)
+
+
+def _asked(fields: Fields | None) -> _Asked:
+    if fields is None:
+        return _Asked(None, None, None, None)
+    delay, rate = fields.unit("delay", Delay), fields.unit("rate", Rate)
+    return _Asked(fields, delay, rate, fields.unit("queue", QueueRule))
+
+
+def _links(top: Fields, sites: Sequence[str], mtu: int) -> tuple[Link, ...]:
+    links: dict[str, Link] = {}
+    by_pair: dict[frozenset[str], Link] = {}
     for node in top.items("links") or ():
         fields = read_fields(node, top.problems, _LINK_KEYS, _IMPAIRMENT_LATER, _HINTS)
         link = _link(fields, sites, mtu) if fields else None
-        if link is not None:
-            yield link
+        if fields is None or link is None:
+            continue
+        twin = by_pair.setdefault(frozenset((link.a, link.b)), link)
+        if twin is not link:
+            fields.fault("between", f"a second link of {link.a} and {link.b}, first in line {twin.line}")
+        elif links.setdefault(link.name, link) is not link:
+            fields.fault("name", f"{quote(link.name)} is taken by the link in line {links[link.name].line}")
+    return tuple(links.values())
 
 
 def _link(fields: Fields, sites: Sequence[str], default_mtu: int) -> Link | None:
     ends = _between(fields, sites)
-    name = fields.string("name", pattern=r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", allowed=_NAME_RULE)
+    name = fields.string("name", pattern=_NAME, allowed=_NAME_RULE)
     mtu = fields.integer("mtu", MIN_MTU, MAX_MTU) or default_mtu
-    ways = [fields.fields(way, _DIRECTION_KEYS, _IMPAIRMENT_LATER, _ONE_WAY_HINTS) for way in _WAYS]
-    delays = _delays(fields, ways)
-    if ends is None or delays is None:
+    rtt, common = fields.unit("rtt", Delay), _asked(fields)
+    ways = [_asked(fields.fields(way, _DIRECTION_KEYS, _IMPAIRMENT_LATER, _ONE_WAY_HINTS)) for way in _WAYS]
+    delays = _delays(fields, rtt, common, ways)
+    if delays is None:
         return None
     rtt = Delay(delays[0].ns + delays[1].ns)
     forward, backward = (
-        _impairment(fields, way, delay, rtt, mtu) for way, delay in zip(ways, delays, strict=True)
+        _impairment(common, way, delay, rtt, mtu) for way, delay in zip(ways, delays, strict=True)
     )
+    if ends is None:
+        return None
     return Link(name or f"{ends[0]}-{ends[1]}", *ends, forward, backward, mtu, fields.place.line)
-
-
-_WAYS = ("forward", "backward")
 
 
 def _between(fields: Fields, sites: Sequence[str]) -> tuple[str, str] | None:
@@ -261,17 +211,11 @@ def _between(fields: Fields, sites: Sequence[str]) -> tuple[str, str] | None:
     if node is None:
         return None
     if not isinstance(node, Items) or len(node.items) != 2:
-        fields.fault("between", f"{describe(node)} found where two sites are wanted, like [nancy, sophia]")
+        what = f"a list of {len(node.items)}" if isinstance(node, Items) else describe(node)
+        fields.fault("between", f"{what} found where two sites are wanted, like [nancy, sophia]")
         return None
-    names = [read_text(item, fields.problems) for item in node.items]
-    for item, name in zip(node.items, names, strict=True):
-        if name is not None and name not in sites:
-            known = ", ".join(sites)
-            fields.problems.add(
-                item.place, f"{quote(name)} is not a site (sites: {known}){did_you_mean(name, sites)}"
-            )
-    a, b = names
-    if a is None or b is None or a not in sites or b not in sites:
+    a, b = (_known_site(item, sites, fields.problems) for item in node.items)
+    if a is None or b is None:
         return None
     if a == b:
         fields.fault("between", f"{quote(a)} twice: a link joins two sites (inside one, see the site's lan)")
@@ -279,93 +223,75 @@ def _between(fields: Fields, sites: Sequence[str]) -> tuple[str, str] | None:
     return a, b
 
 
-def _delays(fields: Fields, ways: Sequence[Fields | None]) -> tuple[Delay, Delay] | None:
-    """One-way delays, forward and backward. An RTT is split evenly; an odd nanosecond goes forward."""
-    rtt, both = fields.unit("rtt", Delay), fields.unit("delay", Delay)
-    own = [way.unit("delay", Delay) if way else None for way in ways]
-    written = [key for key in ("delay",) if fields.has(key)]
-    written += [f"{name}.delay" for name, way in zip(_WAYS, ways, strict=True) if way and way.has("delay")]
-    if fields.has("rtt") and written:
-        fields.fault(
-            "rtt", f"rtt (both ways together) excludes delay (one way), but {written[0]} is written, too"
-        )
-        return None
-    if rtt is not None:
-        return Delay(rtt.ns - rtt.ns // 2), Delay(rtt.ns // 2)
-    forward, backward = own[0] or both, own[1] or both
-    if forward is not None and backward is not None:
-        return forward, backward
-    if not fields.has("rtt") and not fields.has("delay") and len(written) < 2:
-        fields.fault("delay", "is missing: write rtt (both ways together) or delay (one way), 0ms for none")
+def _known_site(node: Node, sites: Sequence[str], problems: Problems) -> str | None:
+    name = read_text(node, problems)
+    if name is None or name in sites:
+        return name
+    known = ", ".join(sites) or "none"
+    problems.add(node.place, f"{quote(name)} is not a site (sites: {known}){did_you_mean(name, sites)}")
     return None
 
 
-def _impairment(link: Fields, way: Fields | None, delay: Delay, rtt: Delay, mtu: int) -> Impairment:
+def _delays(
+    fields: Fields, rtt: Delay | None, common: _Asked, ways: Sequence[_Asked]
+) -> tuple[Delay, Delay] | None:
+    """One-way delays, forward and backward. An RTT is split evenly; an odd nanosecond goes forward."""
+    one_way = ["delay"] if common.has("delay") else []
+    one_way += [f"{name}.delay" for name, way in zip(_WAYS, ways, strict=True) if way.has("delay")]
+    if fields.has("rtt"):
+        if one_way:
+            fields.fault("rtt", f"excludes {one_way[0]}: rtt is both ways together, delay is one way")
+            return None
+        return None if rtt is None else (Delay(rtt.ns - rtt.ns // 2), Delay(rtt.ns // 2))
+    for name, way in zip(_WAYS, ways, strict=True):
+        if not way.has("delay") and not common.has("delay"):
+            fields.fault(
+                "delay" if not one_way else f"{name}.delay",
+                "is missing: write rtt (both ways together) or delay (one way) for the link; 0ms for none",
+            )
+            return None
+    forward, backward = (way.delay if way.has("delay") else common.delay for way in ways)
+    return None if forward is None or backward is None else (forward, backward)
+
+
+def _impairment(common: _Asked, way: _Asked, delay: Delay, rtt: Delay, mtu: int) -> Impairment:
     """One direction: what `forward` or `backward` says, else what the link says."""
-    rate = _own_or_common(link, way, "rate").unit("rate", Rate)
-    asker = _own_or_common(link, way, "queue")
-    rule = asker.unit("queue", QueueRule)
-    if rate is None:
-        if rule is not None and not link.has("rate"):
-            asker.fault("queue", f"{quote(str(rule))}: a queue needs a rate, and this direction has none")
-        return Impairment(delay)
-    if rule is None:
-        return Impairment(delay, rate, derive_queue(rate, rtt, mtu), queue_derived=True)
+    rate_from, queue_from = (way if way.has(key) else common for key in ("rate", "queue"))
+    rate, rule = rate_from.rate, queue_from.queue
+    if rate is None or rule is None:
+        if rule is not None and not rate_from.has("rate") and queue_from.fields is not None:
+            queue_from.fields.fault("queue", f"{quote(str(rule))}: a queue needs a rate, and there is none")
+        queue = derive_queue(rate, rtt, mtu) if rate else None
+        return Impairment(delay, rate, queue, queue_derived=rate is not None)
     try:
         return Impairment(delay, rate, rule.resolve(rate, rtt, mtu), queue_rule=rule)
     except UnitError as error:
-        asker.fault("queue", str(error))
+        if queue_from.fields is not None:
+            queue_from.fields.fault("queue", str(error))
         return Impairment(delay)
 
 
-def _own_or_common(link: Fields, way: Fields | None, key: str) -> Fields:
-    return way if way is not None and way.has(key) else link
-
-
-def _check_links(top: Fields, sites: Sequence[Site], links: Sequence[Link]) -> None:
-    by_pair: dict[frozenset[str], Link] = {}
-    by_name: dict[str, Link] = {}
+def _check_connected(top: Fields, sites: Sequence[Site], links: Iterable[Link]) -> None:
+    """Every site must be reachable, over any number of links: workers have to meet."""
+    groups = {site.name: {site.name} for site in sites}
     for link in links:
-        place = top.place.child("links", link.line)
-        first = by_pair.setdefault(frozenset((link.a, link.b)), link)
-        if first is not link:
-            top.problems.add(
-                place, f"a second link between {link.a} and {link.b}, first in line {first.line}"
-            )
-        elif by_name.setdefault(link.name, link) is not link:
-            top.problems.add(place, f"a second link named {quote(link.name)}: give one a name of its own")
-    if not top.problems.found:
-        _check_connected(top, sites, links)
-
-
-def _check_connected(top: Fields, sites: Sequence[Site], links: Sequence[Link]) -> None:
-    reached, frontier = {sites[0].name}, [sites[0].name]
-    while frontier:
-        here = frontier.pop()
-        for link in links:
-            there = link.b if link.a == here else link.a if link.b == here else None
-            if there is not None and there not in reached:
-                reached.add(there)
-                frontier.append(there)
-    lost = [site.name for site in sites if site.name not in reached]
+        joined = groups[link.a] | groups[link.b]
+        groups.update(dict.fromkeys(joined, joined))
+    lost = [site.name for site in sites if site.name not in groups[sites[0].name]]
     if lost:
         top.fault("links", f"no path of links leads from {sites[0].name} to {', '.join(lost)}")
 
 
-# --- tcp -------------------------------------------------------------------------------------------------------
+# --- tcp ----------------------------------------------------------------------------------------------------
 
 
 def _tcp(top: Fields) -> Tcp:
-    keys = ("congestion_control", "slow_start_after_idle", "rmem", "wmem")
-    fields = top.fields("tcp", keys)
+    fields = top.fields("tcp", _TCP_KEYS)
     if fields is None:
         return Tcp()
+    known = 'a name the kernel knows, like "cubic", "reno" or "bbr"'
     return Tcp(
-        congestion_control=fields.string(
-            "congestion_control",
-            pattern=r"[a-z0-9_]{1,15}",
-            allowed='a name the kernel knows, like "cubic", "reno" or "bbr"',
-        ),
+        congestion_control=fields.string("congestion_control", pattern=r"[a-z0-9_]{1,15}", allowed=known),
         slow_start_after_idle=fields.boolean("slow_start_after_idle"),
         rmem=_memory(fields, "rmem", RMEM_DEFAULT),
         wmem=_memory(fields, "wmem", WMEM_DEFAULT),
@@ -373,27 +299,26 @@ def _tcp(top: Fields) -> Tcp:
 
 
 def _memory(fields: Fields, key: str, default: int) -> tuple[int, int, int] | None:
+    """Three sizes, or the largest alone, for which the kernel's own first two are filled in."""
     node = fields.node(key)
-    if node is None:
+    sizes = [read_unit(part, fields.problems, Size) for part in _parts(node)] if node else []
+    figures = [size.bytes for size in sizes if size is not None]
+    if node is None or len(figures) < len(sizes):
         return None
-    sizes = [read_unit(part, fields.problems, Size) for part in _parts(node)]
-    values = [size.bytes for size in sizes if size is not None]
-    if len(values) < len(sizes):
-        return None
-    if len(values) == 1:
-        values = [TCP_BUFFER_MIN, min(default, values[0]), values[0]]
-    if len(values) != 3 or not TCP_BUFFER_MIN <= values[0] <= values[1] <= values[2] <= TCP_BUFFER_MAX:
+    if len(figures) == 1:
+        figures = [TCP_BUFFER_MIN, min(default, figures[0]), figures[0]]
+    if len(figures) != 3 or not TCP_BUFFER_MIN <= figures[0] <= figures[1] <= figures[2] <= TCP_BUFFER_MAX:
         fields.fault(
             key,
-            f"{describe(node)} is not allowed: one size (the maximum) or three as [min, default, max], rising, "
-            f"between {TCP_BUFFER_MIN}B and {TCP_BUFFER_MAX}B",
+            f"{', '.join(str(size) for size in sizes) or 'nothing'} is not allowed: one size, the maximum, "
+            f"or three rising ones, [min, default, max], from {TCP_BUFFER_MIN}B to {TCP_BUFFER_MAX}B",
         )
         return None
-    return values[0], values[1], values[2]
+    return figures[0], figures[1], figures[2]
 
 
 def _parts(node: Node) -> tuple[Node, ...]:
-    """A list's entries, or the words of "4KiB 128KiB 6MiB"; a single size may have a blank before its unit."""
+    """A list's entries, or the words of "4KiB 128KiB 6MiB"; a single size may have a blank in it."""
     if isinstance(node, Items):
         return node.items
     if isinstance(node, Scalar) and len(node.text.split()) == 3:

@@ -1,7 +1,8 @@
-"""Finding and reading the documents a user names: a path, or the name of a profile that ships with the project.
+"""Finding and reading the documents a user names: a path, or the name of a document that ships with the project.
 
-Profiles and experiments live in the top-level `profiles/` folder of a checkout. A wheel carries them as data files
-under share/netlab-cpdp/profiles of the environment it is installed in.
+Before the flow starts: `load_profile` and cpdp's experiments come here for their text, so that reading them is
+pure. Networks and experiments live in the top-level `profiles/` folder of a checkout; a wheel carries the same
+files as data under share/netlab-cpdp/profiles of the environment it is installed in.
 """
 
 from __future__ import annotations
@@ -10,60 +11,68 @@ import sysconfig
 from pathlib import Path
 from typing import Literal
 
-from netlab.document import MAX_CHARACTERS, Place, did_you_mean
+from netlab.document import MAX_CHARACTERS, Place
 from netlab.errors import DocumentError
+from netlab.fields import did_you_mean
+from netlab.units import quote
 
 Kind = Literal["networks", "experiments"]
 _INSTALLED = Path("share", "netlab-cpdp", "profiles")
+_MAX_BYTES = 4 * MAX_CHARACTERS  # UTF-8 takes at most four bytes a character
 
 
 def shipped_folder() -> Path | None:
-    """The folder with `networks/` and `experiments/`; None when the installation has lost it."""
+    """The folder with `networks/` and `experiments/`; None when an installation has lost it."""
     above = Path(__file__).resolve().parent.parent
-    schemes = [sysconfig.get_path("data"), sysconfig.get_path("data", sysconfig.get_preferred_scheme("user"))]
-    candidates = [above / "profiles"] if (above / "pyproject.toml").is_file() else []
-    # `above` once more: pip install --target puts share/ beside the packages
-    candidates += [Path(base) / _INSTALLED for base in (*schemes, above)]
-    return next((folder for folder in candidates if folder.is_dir()), None)
+    if (above / "pyproject.toml").is_file():
+        return above / "profiles"
+    bases = [sysconfig.get_path("data"), sysconfig.get_path("data", sysconfig.get_preferred_scheme("user"))]
+    # and `above` itself: pip install --target puts share/ beside the packages
+    folders = [Path(base) / _INSTALLED for base in (str(above), *map(str, bases))]
+    return next((folder for folder in folders if folder.is_dir()), None)
 
 
-def shipped_names(kind: Kind) -> tuple[str, ...]:
-    """Names of the shipped documents, sorted."""
+def shipped_documents(kind: Kind) -> dict[str, Path]:
+    """Name -> file of the shipped documents, sorted by name."""
     folder = shipped_folder()
-    return tuple(sorted(path.stem for path in (folder / kind).glob("*.yaml"))) if folder else ()
+    return {path.stem: path for path in sorted((folder / kind).glob("*.yaml"))} if folder else {}
 
 
-def find_document(kind: Kind, path_or_name: str) -> tuple[str, str]:
-    """(path for messages, text) of a document. Anything with a slash or ending in .yaml or .yml is a path.
+def find_document(kind: Kind, path_or_name: str | Path) -> tuple[str, str]:
+    """(path for messages, text) of a document.
 
-    Raises DocumentError when there is no such document or its bytes are no text.
+    A Path, a text with a slash or one ending in .yaml or .yml is a path; any other text is the name of a shipped
+    document or else a path. Raises DocumentError when there is no such document or its bytes are no text.
     """
-    names = shipped_names(kind)
-    is_path = "/" in path_or_name or path_or_name.endswith((".yaml", ".yml"))
-    folder = shipped_folder()
-    if not is_path and path_or_name in names and folder is not None:
-        path = folder / kind / f"{path_or_name}.yaml"
-        return str(path), read_document(path)
-    path = Path(path_or_name)
-    if is_path or path.is_file():
-        return path_or_name, read_document(path, hint=did_you_mean(path.stem, names))
-    known = ", ".join(names) or "none"
-    raise DocumentError(
-        f"{path_or_name!r} is neither a file nor a shipped name (shipped: {known}){did_you_mean(path_or_name, names)}"
-    )
+    text, shipped = str(path_or_name), shipped_documents(kind)
+    is_path = isinstance(path_or_name, Path) or "/" in text or text.endswith((".yaml", ".yml"))
+    if not is_path and text in shipped:
+        return str(shipped[text]), _read(shipped[text], "")
+    hint = did_you_mean(Path(text).stem, shipped)
+    if is_path or _is_file(text):
+        return text, _read(Path(text), hint)
+    known = ", ".join(shipped) or "none found"
+    raise DocumentError(f"{quote(text)} is neither a file nor a shipped name (shipped {kind}: {known}){hint}")
 
 
-def read_document(path: Path, hint: str = "") -> str:
-    """The text of a UTF-8 file of reasonable size. Raises DocumentError."""
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):  # too long for a name, a NUL in it
+        return False
+
+
+def _read(path: Path, hint: str) -> str:
     try:
         with path.open("rb") as file:
-            data = file.read(4 * MAX_CHARACTERS + 1)
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+            data = file.read(_MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise DocumentError(f"{path}: cannot be read: {reason}{hint}") from None
+        raise DocumentError(f"{str(path)!r} cannot be read: {reason}{hint}") from None
+    if len(data) > _MAX_BYTES:
+        raise DocumentError(Place(str(path), 1).problem(f"longer than {MAX_CHARACTERS} characters"))
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        byte = data[error.start]
-        raise DocumentError(Place(str(path), line).problem(f"byte 0x{byte:02x} is not UTF-8 text")) from None
+        place = Place(str(path), data.count(b"\n", 0, error.start) + 1)
+        raise DocumentError(place.problem(f"byte 0x{data[error.start]:02x} is not UTF-8 text")) from None

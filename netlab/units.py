@@ -155,7 +155,7 @@ _RATE = _Kind("rate", '"1.5mbit" or "10gbit"', RATE_UNITS, "bits per second", _R
 _SIZE = _Kind("size", '"64KiB" or "2MB"', SIZE_UNITS, "bytes", _SIZE_HINTS)
 
 
-def _decimal(value: int, factor: int) -> str:
+def decimal_text(value: int, factor: int) -> str:
     """value / factor in plain decimal digits, exact; factor is a power of ten."""
     whole, rest = divmod(value, factor)
     if rest == 0:
@@ -168,7 +168,7 @@ def _largest_unit(value: int, units: Mapping[str, int], names: tuple[str, ...]) 
     if value == 0:
         return "0" + names[0]
     name = next((n for n in names if value >= units[n]), names[-1])
-    return _decimal(value, units[name]) + name
+    return decimal_text(value, units[name]) + name
 
 
 def _in_range(value: int, low: int, high: int, text: str, show: Callable[[int], str], noun: str) -> int:
@@ -283,7 +283,7 @@ class Fraction:
 
     def __str__(self) -> str:
         """Exact and canonical, in percent."""
-        return _decimal(self.ppb, PPB // 100) + "%"
+        return decimal_text(self.ppb, PPB // 100) + "%"
 
 
 PPB = 1_000_000_000
