@@ -1,0 +1,1 @@
+"""What carries a WAN link: the kernel's sch_netem or our own relay."""

@@ -1,0 +1,174 @@
+/* The relay process: one thread per direction, until the control descriptor is closed at its other end. */
+#define _GNU_SOURCE
+#include "abi.h"
+#include "pump.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define FIFO_PRIORITY 10
+#define THREAD_STACK_BYTES ((size_t)256 << 10)
+#define READY_POLL_MS 1
+
+struct worker {
+    pthread_t thread;
+    struct nl_shared *shared;
+    struct nl_direction *direction;
+};
+
+size_t nl_shared_bytes(uint32_t directions)
+{
+    return sizeof(struct nl_shared) + directions * sizeof(struct nl_direction);
+}
+
+struct nl_direction *nl_shared_direction(struct nl_shared *shared, uint32_t index)
+{
+    return (struct nl_direction *)(void *)(shared + 1) + index;
+}
+
+/* The writer's half of the sequence lock; one writer. The reader must be woken afterwards. */
+void nl_params_publish(struct nl_direction *direction, const struct nl_params *params, uint64_t memory_cap_bytes)
+{
+    uint64_t sequence = direction->sequence;
+    __atomic_store_n(&direction->sequence, sequence + 1, __ATOMIC_RELAXED);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    direction->params = *params;
+    direction->memory_cap_bytes = memory_cap_bytes;
+    __atomic_store_n(&direction->sequence, sequence + 2, __ATOMIC_RELEASE);
+}
+
+/* The sequence number of the parameters that the thread uses by now. */
+uint64_t nl_params_taken(const struct nl_direction *direction)
+{
+    return __atomic_load_n(&direction->taken, __ATOMIC_ACQUIRE);
+}
+
+/* Counters one by one, each whole; together they may straddle a packet. */
+void nl_stats_read(const struct nl_direction *direction, struct nl_stats *out)
+{
+    const uint64_t *from = (const uint64_t *)(const void *)&direction->stats;
+    uint64_t *to = (uint64_t *)(void *)out;
+    for (size_t i = 0; i < sizeof *out / sizeof *to; i++)
+        to[i] = __atomic_load_n(&from[i], __ATOMIC_RELAXED);
+}
+
+/* Ask for the scheduling that wakes a sleeper soonest. What was granted is reported, not assumed. */
+static uint32_t schedule_self(int realtime)
+{
+    struct sched_param param = {.sched_priority = FIFO_PRIORITY};
+    prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);
+    if (!realtime)
+        return NL_SCHED_NORMAL;
+    if (pthread_setschedparam(pthread_self(), SCHED_FIFO, &param) == 0)
+        return NL_SCHED_FIFO;
+    if (setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), -20) == 0)
+        return NL_SCHED_NICE;
+    return NL_SCHED_NORMAL;
+}
+
+static void *run_worker(void *argument)
+{
+    struct worker *worker = argument;
+    worker->direction->thread_id = (uint32_t)syscall(SYS_gettid);
+    worker->direction->scheduling = schedule_self(worker->shared->realtime != 0);
+    nl_pump_run(worker->shared, worker->direction);
+    return NULL;
+}
+
+static int start_worker(struct worker *worker)
+{
+    pthread_attr_t attributes;
+    int error = pthread_attr_init(&attributes);
+    if (error)
+        return error;
+    pthread_attr_setstacksize(&attributes, THREAD_STACK_BYTES);
+    error = pthread_create(&worker->thread, &attributes, run_worker, worker);
+    pthread_attr_destroy(&attributes);
+    return error;
+}
+
+static void stop_workers(struct nl_shared *shared, struct worker *workers, uint32_t started)
+{
+    const uint64_t one = 1;
+    __atomic_store_n(&shared->stop, 1, __ATOMIC_RELAXED);
+    for (uint32_t i = 0; i < started; i++) {
+        ssize_t wrote = write(workers[i].direction->wake_fd, &one, sizeof one);
+        (void)wrote; /* an eventfd of ours: it can only be full, which wakes as well */
+        pthread_join(workers[i].thread, NULL);
+    }
+}
+
+static void wait_until_started(const struct nl_shared *shared, const struct worker *workers)
+{
+    for (uint32_t i = 0; i < shared->directions; i++)
+        while (__atomic_load_n(&workers[i].direction->state, __ATOMIC_ACQUIRE) == NL_STARTING)
+            poll(NULL, 0, READY_POLL_MS);
+}
+
+static void wait_until_closed(int control_fd)
+{
+    struct pollfd fd = {.fd = control_fd, .events = POLLIN};
+    char byte;
+    do {
+        while (poll(&fd, 1, -1) < 0 && errno == EINTR)
+            ;
+    } while (read(control_fd, &byte, 1) > 0);
+}
+
+static struct nl_shared *map_shared(int shared_fd)
+{
+    struct stat info;
+    if (fstat(shared_fd, &info) != 0)
+        return NULL;
+    void *memory = mmap(NULL, (size_t)info.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, shared_fd, 0);
+    if (memory == MAP_FAILED)
+        return NULL;
+    struct nl_shared *shared = memory;
+    if (shared->abi_version != NL_ABI_VERSION || nl_shared_bytes(shared->directions) > (size_t)info.st_size) {
+        errno = EPROTO;
+        return NULL;
+    }
+    return shared;
+}
+
+/* 0 when told to end, an errno when it could not start. */
+int nl_relay_main(int shared_fd, int control_fd)
+{
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* a parent that is gone already has closed control_fd: seen below */
+    prctl(PR_SET_NAME, "netlab-relay");
+    struct nl_shared *shared = map_shared(shared_fd);
+    if (!shared)
+        return errno;
+    struct worker *workers = calloc(shared->directions ? shared->directions : 1, sizeof *workers);
+    if (!workers)
+        return ENOMEM;
+    mlockall(MCL_CURRENT); /* where allowed; what matters, packet memory, is locked chunk by chunk and reported */
+    uint32_t started = 0;
+    int error = 0;
+    while (started < shared->directions && !error) {
+        workers[started].shared = shared;
+        workers[started].direction = nl_shared_direction(shared, started);
+        error = start_worker(&workers[started]);
+        if (!error)
+            started++;
+    }
+    if (!error) {
+        wait_until_started(shared, workers);
+        if (write(control_fd, "R", 1) == 1)
+            wait_until_closed(control_fd);
+    }
+    stop_workers(shared, workers, started);
+    free(workers);
+    return error;
+}

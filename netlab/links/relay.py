@@ -1,0 +1,337 @@
+"""The relay as the lab sees it: start a process that carries links, read its counters, change it, stop it.
+
+The executor opens a TUN device at each end of a link (netlab.links.tun) and describes the link as two
+Directions. Relay.start runs them in one child process, a thread each; the C core (core/) moves the packets.
+Parent and child share one memory area: parameters in, counters out, so that looking costs the relay nothing.
+
+The child is tied to its parent three ways: it asks the kernel to be killed with it, it ends when the control
+socket closes, and it lives in the same pid namespace.
+"""
+
+import mmap
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import _cffi_backend
+
+from netlab.errors import NetlabError
+from netlab.links import _relay
+from netlab.links.relay_stats import DirectionStats, LatenessBuckets
+from netlab.links.tun import Layer
+
+__all__ = ["Direction", "DirectionStats", "Relay"]
+
+_ffi, _lib = _relay.ffi, _relay.lib
+
+MIB = 1 << 20
+START_TIMEOUT_S = 10.0
+STOP_TIMEOUT_S = 5.0
+CHANGE_TIMEOUT_S = 5.0
+ETHERNET_HEADER_BYTES = 14
+
+MEMORY_CAP_FLOOR = 64 * MIB
+MEMORY_CAP_CEILING = 2048 * MIB
+MEMORY_CAP_UNLIMITED_RATE = 1024 * MIB
+MEMORY_START_CEILING = 32 * MIB
+
+Scheduling = Literal["normal", "nice", "fifo"]
+
+
+@dataclass(frozen=True)
+class Direction:
+    """One direction of a link: where its packets come from and go to, and what happens to them between.
+
+    Descriptors are of TUN (layer "ip") or TAP (layer "ethernet") devices made by open_tun; they stay the caller's.
+    A queue limit of 0 is none; rate_bps 0 is no limit. wire bytes of a packet = its IP bytes + overhead, at
+    least min_frame.
+    """
+
+    name: str
+    in_fd: int
+    out_fd: int
+    delay_ns: int
+    rate_bps: int
+    queue_bytes: int
+    queue_packets: int
+    overhead: int
+    min_frame: int
+    layer: Layer = "ip"
+
+    def memory_cap(self) -> int:
+        """Return the most memory (bytes) that this direction may hold packets in; beyond it they are dropped,
+        counted.
+
+        Twice what the link can hold by its parameters (bandwidth x delay + queue), because small packets take
+        more room here than on the wire, within 64 MiB and 2 GiB. Without a rate nothing bounds what can be in
+        flight: 1 GiB.
+        """
+        if not self.rate_bps or not self.queue_bytes:
+            return MEMORY_CAP_UNLIMITED_RATE
+        return min(max(2 * self._held_bytes() + 16 * MIB, MEMORY_CAP_FLOOR), MEMORY_CAP_CEILING)
+
+    def memory_start(self) -> int:
+        """Return how much of it is made ready at the start, so that the first packets meet no page fault."""
+        if not self.rate_bps or not self.queue_bytes:
+            return 8 * MIB
+        return min(max(self._held_bytes(), 2 * MIB), MEMORY_START_CEILING)
+
+    def _held_bytes(self) -> int:
+        return self.rate_bps * self.delay_ns // 8_000_000_000 + self.queue_bytes
+
+
+class Relay:
+    """A running relay process. Use start(); call stop() when done (the process also ends with this one)."""
+
+    def __init__(
+        self,
+        directions: tuple[Direction, ...],
+        process: "subprocess.Popen[bytes]",
+        control: socket.socket,
+        memory: mmap.mmap,
+        wake_fds: tuple[int, ...],
+    ) -> None:
+        """Keep what start() made."""
+        self._directions = {direction.name: direction for direction in directions}
+        self._index = {direction.name: index for index, direction in enumerate(directions)}
+        self._process = process
+        self._control = control
+        self._memory = memory
+        self._wake_fds = wake_fds
+        self._shared = _shared_of(memory)
+
+    @classmethod
+    def start(cls, directions: Sequence[Direction], *, realtime: bool = True) -> "Relay":
+        """Start carrying the directions; returns when every thread runs.
+
+        With realtime, each thread asks for SCHED_FIFO, else the best niceness: see scheduling() for what was
+        granted. Must be called from the thread that lives as long as the relay shall: the kernel ties a child
+        to the thread that made it. Raises NetlabError when the process does not come up.
+        """
+        directions = tuple(directions)
+        _check(directions)
+        shared_fd = os.memfd_create("netlab-relay", os.MFD_CLOEXEC)
+        try:
+            memory = _make_shared(shared_fd, len(directions))
+            wake_fds = tuple(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in directions)
+            _fill_shared(memory, directions, wake_fds, realtime)
+            process, control, errors_fd = _spawn(shared_fd, _descriptors(directions, wake_fds))
+        finally:
+            os.close(shared_fd)
+        relay = cls(directions, process, control, memory, wake_fds)
+        relay._wait_ready(errors_fd)
+        return relay
+
+    def _wait_ready(self, errors_fd: int) -> None:
+        try:
+            ready, _, _ = select.select([self._control], [], [], START_TIMEOUT_S)
+            if ready and self._control.recv(1) == b"R":
+                states = {name: self._direction(i).state for name, i in self._index.items()}
+                failed = [name for name, state in states.items() if state != _lib.NL_RUNNING]
+                if not failed:
+                    return
+                reason = f"no memory or no device for {', '.join(failed)}"
+            else:
+                reason = "the process did not come up"
+            self.stop()
+            said = os.pread(errors_fd, 4096, 0).decode(errors="replace").strip()
+        finally:
+            os.close(errors_fd)
+        raise NetlabError(f"the relay could not start: {reason}{': ' + said if said else ''}")
+
+    def _direction(self, index: int) -> Any:
+        return _lib.nl_shared_direction(self._shared, index)
+
+    @property
+    def pid(self) -> int:
+        """Process id of the relay."""
+        return self._process.pid
+
+    @property
+    def realtime(self) -> bool:
+        """Whether every thread was really granted SCHED_FIFO."""
+        return all(self.scheduling(name) == "fifo" for name in self._index)
+
+    def scheduling(self, name: str) -> Scheduling:
+        """Return what the direction's thread was granted: fifo, nice (-20) or normal."""
+        granted: tuple[Scheduling, ...] = ("normal", "nice", "fifo")
+        return granted[int(self._direction(self._index[name]).scheduling)]
+
+    @property
+    def memory_locked(self) -> bool:
+        """Whether the packet memory prepared at the start is locked (never paged out)."""
+        return all(self._direction(index).memory_locked for index in self._index.values())
+
+    def alive(self) -> bool:
+        """Return whether the process runs and every direction is being carried."""
+        running = (self._direction(index).state == _lib.NL_RUNNING for index in self._index.values())
+        return self._process.poll() is None and all(running)
+
+    def ended(self) -> dict[str, str]:
+        """Return, for each direction whose thread ended by itself, why."""
+        ends = {name: self._direction(index) for name, index in self._index.items()}
+        return {
+            name: os.strerror(direction.ended_errno)
+            for name, direction in ends.items()
+            if direction.state == _lib.NL_ENDED and direction.ended_errno
+        }
+
+    def stats(self) -> tuple[DirectionStats, ...]:
+        """Return the counters of every direction, in the order given to start(). Also after the end."""
+        return tuple(_stats_of(name, self._direction(index)) for name, index in self._index.items())
+
+    def change(self, name: str, **changes: int) -> int:
+        """Change delay_ns, rate_bps, queue_bytes or queue_packets of a direction while it carries traffic.
+
+        Nothing in flight is lost or reordered: what was sent keeps its release time, what waits is sent at
+        the new rate. Returns the CLOCK_MONOTONIC time (ns) from which the new values held. Raises NetlabError
+        when the direction is unknown or does not answer.
+        """
+        allowed = ("delay_ns", "rate_bps", "queue_bytes", "queue_packets")
+        unknown = sorted(set(changes) - set(allowed))
+        if unknown or name not in self._index:
+            raise NetlabError(
+                f"cannot change {name} {' '.join(unknown)}: directions are {', '.join(self._index)}; "
+                f"what can change is {', '.join(allowed)}"
+            )
+        direction = replace(self._directions[name], **changes)  # type: ignore[arg-type]
+        _check((direction,))
+        self._directions[name] = direction
+        return self._publish(name, direction)
+
+    def _publish(self, name: str, direction: Direction) -> int:
+        index = self._index[name]
+        shared = self._direction(index)
+        params = _ffi.new("struct nl_params *")
+        _fill_params(params, direction)
+        _lib.nl_params_publish(shared, params, direction.memory_cap())
+        os.eventfd_write(self._wake_fds[index], 1)
+        deadline = time.monotonic() + CHANGE_TIMEOUT_S
+        while _lib.nl_params_taken(shared) != shared.sequence:
+            if not self.alive() or time.monotonic() > deadline:
+                raise NetlabError(f"the relay does not answer: {name} keeps its old parameters")
+            time.sleep(0.0001)
+        return int(shared.taken_ns)
+
+    def stop(self) -> None:
+        """End the process and wait for it. What it still held is gone. Counters stay readable. May be called
+        twice.
+        """
+        self._control.close()
+        try:
+            self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait()
+        for fd in self._wake_fds:
+            os.close(fd)
+        self._wake_fds = ()
+
+
+def _check(directions: tuple[Direction, ...]) -> None:
+    """Refuse what the C core was not made for; profiles are checked long before."""
+    names = [direction.name for direction in directions]
+    if len(set(names)) != len(names):
+        raise NetlabError(f"two directions of one name: {', '.join(sorted(names))}")
+    for d in directions:
+        limits = {
+            "delay_ns": (d.delay_ns, 3_600_000_000_000),
+            "rate_bps": (d.rate_bps, 1_000_000_000_000),
+            "queue_bytes": (d.queue_bytes, 1 << 40),
+            "queue_packets": (d.queue_packets, 1 << 40),
+            "overhead": (d.overhead, 1024),
+            "min_frame": (d.min_frame, 65536),
+        }
+        for key, (value, most) in limits.items():
+            if not 0 <= value <= most:
+                raise NetlabError(f"{d.name}: {key} {value}: 0 to {most} is allowed")
+        if not 0 < len(d.name.encode()) < _lib.NL_NAME_BYTES:
+            raise NetlabError(f"direction name {d.name!r}: 1 to {_lib.NL_NAME_BYTES - 1} bytes are allowed")
+
+
+def _make_shared(fd: int, count: int) -> mmap.mmap:
+    size = int(_lib.nl_shared_bytes(count))
+    os.ftruncate(fd, size)
+    return mmap.mmap(fd, size)
+
+
+def _shared_of(memory: mmap.mmap) -> Any:
+    return _ffi.from_buffer("struct nl_shared *", memory, require_writable=True)
+
+
+def _fill_shared(
+    memory: mmap.mmap, directions: tuple[Direction, ...], wake_fds: tuple[int, ...], realtime: bool
+) -> None:
+    shared = _shared_of(memory)
+    shared.abi_version = _lib.NL_ABI_VERSION
+    shared.directions = len(directions)
+    shared.realtime = realtime
+    for index, (direction, wake_fd) in enumerate(zip(directions, wake_fds, strict=True)):
+        target = _lib.nl_shared_direction(shared, index)
+        target.name = direction.name.encode()
+        target.in_fd, target.out_fd, target.wake_fd = direction.in_fd, direction.out_fd, wake_fd
+        target.memory_cap_bytes = direction.memory_cap()
+        target.memory_start_bytes = direction.memory_start()
+        _fill_params(target.params, direction)
+
+
+def _fill_params(params: Any, direction: Direction) -> None:
+    params.delay_ns = direction.delay_ns
+    params.rate_bps = direction.rate_bps
+    params.queue_bytes = direction.queue_bytes
+    params.queue_packets = direction.queue_packets
+    params.overhead = direction.overhead
+    params.min_frame = direction.min_frame
+    params.link_header = ETHERNET_HEADER_BYTES if direction.layer == "ethernet" else 0
+
+
+def _descriptors(directions: tuple[Direction, ...], wake_fds: tuple[int, ...]) -> tuple[int, ...]:
+    used = {fd for direction in directions for fd in (direction.in_fd, direction.out_fd)}
+    return (*sorted(used), *wake_fds)
+
+
+def _spawn(shared_fd: int, fds: tuple[int, ...]) -> tuple["subprocess.Popen[bytes]", socket.socket, int]:
+    """Run relay_main.py isolated: nothing of the environment, no site-packages, no signal meant for our
+    terminal.
+    """
+    ours, theirs = socket.socketpair()
+    errors_fd = os.memfd_create("netlab-relay-errors", os.MFD_CLOEXEC)
+    main = Path(__file__).with_name("relay_main.py")
+    argv = [sys.executable, "-I", "-S", str(main), _relay.__file__, str(Path(_cffi_backend.__file__).parent)]
+    with theirs:
+        process = subprocess.Popen(
+            [*argv, str(shared_fd), str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors_fd,
+            env={key: os.environ[key] for key in ("LD_LIBRARY_PATH",) if key in os.environ},
+            cwd="/",
+            pass_fds=(shared_fd, theirs.fileno(), *fds),
+            start_new_session=True,
+        )
+    return process, ours, errors_fd
+
+
+def _stats_of(name: str, direction: Any) -> DirectionStats:
+    raw = _ffi.new("struct nl_stats *")
+    _lib.nl_stats_read(direction, raw)
+    values = {key: int(getattr(raw, key)) for key in _COUNTERS}
+    return DirectionStats(
+        name=name, lateness=_buckets(raw.lateness), lateness_wake=_buckets(raw.lateness_wake), **values
+    )
+
+
+def _buckets(counts: Any) -> LatenessBuckets:
+    return tuple((_UPPER_NS[i], count) for i, count in enumerate(_ffi.unpack(counts, _lib.NL_BUCKETS)) if count)
+
+
+_COUNTERS = tuple(key for key, _ in _ffi.typeof("struct nl_stats").fields if key not in ("lateness", "lateness_wake"))
+_UPPER_NS = tuple(int(_lib.nl_bucket_upper_ns(i)) for i in range(_lib.NL_BUCKETS))
