@@ -1,0 +1,64 @@
+"""Which carrier a lab uses, and why: kernel netem where the kernel has it and can honour the links, else our relay."""
+
+from __future__ import annotations
+
+import os
+from typing import Literal
+
+from netlab.errors import PlanError
+from netlab.links import netem
+from netlab.plan import Carrier
+from netlab.topology import Topology
+
+TUN_DEVICE = "/dev/net/tun"
+
+
+def probe_relay() -> tuple[bool, str]:
+    """Whether the relay can work here, and why (not)."""
+    if not os.path.exists(TUN_DEVICE):  # noqa: PTH110 - a device node, not a file of ours
+        return False, f"{TUN_DEVICE} does not exist; load the kernel module tun (modprobe tun)"
+    if not os.access(TUN_DEVICE, os.R_OK | os.W_OK):
+        return False, f"{TUN_DEVICE} cannot be opened by this user"
+    try:
+        from netlab.links import _relay  # noqa: F401
+    except ImportError as error:
+        return (
+            False,
+            f"its compiled core is missing ({error}); reinstall with a C compiler present (make setup)",
+        )
+    return True, "TUN devices and the compiled core are there"
+
+
+def unsupported_by_netem(topology: Topology) -> str | None:
+    """Why netem cannot carry this topology, or None."""
+    for joint in topology.joints:
+        if joint.kind == "access":
+            return f"{joint.name}: netem would have to shape the LAN on the worker itself, where it distorts TCP"
+        for name, _, _, impairment in joint.directions:
+            reason = netem.supported(impairment)
+            if reason is not None:
+                return f"{name}: {reason}"
+    return None
+
+
+def choose(wanted: Literal["auto", "relay", "netem"], topology: Topology) -> tuple[Carrier, str]:
+    """The carrier to use and the reason in words. Raises PlanError when what was demanded is not possible here."""
+    if wanted == "relay":
+        works, why = probe_relay()
+        if not works:
+            raise PlanError(f"carrier relay is not available on this machine: {why}")
+        return "relay", "as asked"
+    works, why = netem.probe()
+    problem = unsupported_by_netem(topology) if works else None
+    if wanted == "netem":
+        if not works:
+            raise PlanError(f"carrier netem is not available on this machine: {why}")
+        if problem is not None:
+            raise PlanError(f"carrier netem cannot carry this profile: {problem}; --carrier relay can")
+        return "netem", "as asked"
+    if works and problem is None:
+        return "netem", "this kernel has sch_netem"
+    relay_works, relay_why = probe_relay()
+    if not relay_works:
+        raise PlanError(f"no carrier is available: netem: {problem or why}; relay: {relay_why}")
+    return "relay", problem or why

@@ -1,0 +1,1 @@
+"""Who provides a worker's namespace and starts its program: bare processes here, containers in ``docker.py``."""

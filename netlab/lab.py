@@ -1,0 +1,309 @@
+"""The public API: a running lab. ``with Lab.start(profile) as lab: lab.run(["python", "train.py"])``.
+
+The lab itself lives in a process of its own (``netlab.sandbox`` and, in it, ``netlab.keeper``); this object is its only
+client. When this object, or the process that holds it, goes away, so does the lab.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from netlab import carriers, topology, verify, wire
+from netlab.errors import NetlabError, UserError
+from netlab.health import Health, Mark, judge
+from netlab.job import Job, JobResult, Sink
+from netlab.links.relay_stats import DirectionStats
+from netlab.plan import MASTER_PORT, Carrier, Plan, make
+from netlab.profile import Profile, load_profile
+from netlab.topology import Topology, Worker
+
+CarrierChoice = Literal["auto", "relay", "netem"]
+HostChoice = Literal["process"]
+
+_START_TIMEOUT_S = 60.0
+
+
+class LabError(NetlabError):
+    """The lab could not be built, or it ended before it was asked to."""
+
+
+class Lab:
+    """A running network of workers. Make one with ``Lab.start``; it is a context manager that stops itself."""
+
+    def __init__(self, plan: Plan, why: str, process: subprocess.Popen[bytes], channel: socket.socket) -> None:
+        """Not for callers: use ``Lab.start``."""
+        self.plan = plan
+        self.hosts: HostChoice = "process"
+        self._why = why
+        self._process = process
+        self._channel = channel
+        self._lock = threading.Lock()
+        self._built: dict[str, Any] = {}
+
+    @classmethod
+    def start(
+        cls, profile: Profile | str | Path, *, carrier: CarrierChoice = "auto", hosts: HostChoice = "process"
+    ) -> Lab:
+        """Build the network of ``profile`` (a Profile, a path or the name of a shipped one) and return when it is up.
+
+        Raises UserError for what the caller can change, LabError for what this machine refused.
+        """
+        if hosts != "process":
+            raise UserError(f"hosts: {hosts!r} is not supported by this version; supported: process")
+        loaded = profile if isinstance(profile, Profile) else load_profile(profile)
+        laid_out = topology.build(loaded)
+        chosen, why = carriers.choose(carrier, laid_out)
+        plan = make(laid_out, chosen)
+        process, channel = _open_sandbox()
+        lab = cls(plan, why, process, channel)
+        try:
+            lab._built = lab._call("build", plan)
+        except BaseException:
+            lab.stop()
+            raise
+        return lab
+
+    @property
+    def profile(self) -> Profile:
+        """The network that was asked for."""
+        return self.plan.topology.profile
+
+    @property
+    def topology(self) -> Topology:
+        """The network as laid out."""
+        return self.plan.topology
+
+    @property
+    def carrier(self) -> Carrier:
+        """What carries the links: ``relay`` or ``netem``."""
+        return self.plan.carrier
+
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        """The workers in rank order."""
+        return self.topology.workers
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """Everything that was chosen automatically, in words."""
+        return (f"carrier {self.carrier}: {self._why}", *self.topology.notes, *self._built.get("choices", ()))
+
+    def describe(self) -> dict[str, Any]:
+        """The plan, what was chosen and the kernel, as JSON values."""
+        return {
+            "plan": self.plan.to_json(),
+            "carrier": self.carrier,
+            "hosts": self.hosts,
+            "choices": list(self.choices),
+            "kernel": platform.release(),
+        }
+
+    def environment(self, name: str, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+        """The environment of a worker's program: the caller's, what training launchers set, and ``extra`` on top."""
+        worker = self.worker(name)
+        given = {
+            "RANK": str(worker.rank),
+            "WORLD_SIZE": str(len(self.workers)),
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
+            "MASTER_ADDR": self.workers[0].address,
+            "MASTER_PORT": str(MASTER_PORT),
+            "GLOO_SOCKET_IFNAME": worker.interface,
+            # All workers run on one machine: without these NCCL would find that out and bypass the emulated link.
+            "NCCL_SOCKET_IFNAME": worker.interface,
+            "NCCL_HOSTID": worker.name,
+            "NCCL_P2P_DISABLE": "1",
+            "NCCL_SHM_DISABLE": "1",
+            "NCCL_IB_DISABLE": "1",
+            "NCCL_NET": "Socket",
+            "NETLAB_LAB": self.profile.name,
+            "NETLAB_WORKER": worker.name,
+            "NETLAB_SITE": worker.site,
+            "NETLAB_CARRIER": self.carrier,
+        }
+        return {**os.environ, **given, **(extra or {})}
+
+    def worker(self, name: str) -> Worker:
+        """The worker of that name. Raises UserError naming those that exist."""
+        for worker in self.workers:
+            if worker.name == name:
+                return worker
+        known = ", ".join(worker.name for worker in self.workers)
+        raise UserError(f"no worker {name!r} in this lab; it has: {known}")
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | Path | None = None,
+        output: Sink | None = None,
+        errors: Sink | None = None,
+        timeout: float | None = None,
+    ) -> JobResult:
+        """Run ``argv`` on every worker at once and wait for all; the first failure ends the others.
+
+        ``output`` gets what they print as it arrives (with ``errors`` given, only standard output). ``timeout`` in
+        seconds.
+        """
+        job = Job(self, [(w.name, w.rank) for w in self.workers], output or _discard, errors)
+        return job.run(argv, lambda name: self.environment(name, env), str(cwd or Path.cwd()), timeout)
+
+    def exec(
+        self,
+        node: str,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Run ``argv`` on one worker (or router) and collect what it prints. Status 128 + N means signal N, as in a
+        shell.
+
+        Raises subprocess.TimeoutExpired.
+        """
+        out, err = bytearray(), bytearray()
+        names = {worker.name: worker.rank for worker in self.workers}
+        job = Job(
+            self,
+            [(node, names.get(node, -1))],
+            lambda _, data: out.extend(data),
+            lambda _, data: err.extend(data),
+        )
+        whole = (
+            (lambda name: self.environment(name, env)) if node in names else (lambda _: {**os.environ, **(env or {})})
+        )
+        result = job.run(argv, whole, str(Path.cwd()), timeout)
+        if result.timed_out:
+            raise subprocess.TimeoutExpired(list(argv), timeout or 0.0, bytes(out), bytes(err))
+        end = result.exits[0]
+        if end.error is not None:
+            err.extend(f"{end.error}\n".encode())
+        code = 127 if end.error is not None else 128 + end.signal if end.signal is not None else end.code or 0
+        return subprocess.CompletedProcess(list(argv), code, bytes(out), bytes(err))
+
+    def verify(self, level: verify.Level = "quick") -> verify.Verification:
+        """Measure what the network achieves with real traffic and hold it against the profile."""
+        return verify.measure(self, level)
+
+    def traffic(self) -> dict[str, dict[str, int]]:
+        """What crossed each shaped direction so far: IP bytes and packets in and out, and drops."""
+        return {
+            stats.name: {
+                "packets_in": stats.packets_in,
+                "packets_out": stats.packets_out,
+                "bytes_in": stats.bytes_in,
+                "bytes_out": stats.bytes_out,
+                "drops_queue": stats.drops_queue,
+                "drops_other": stats.drops_other,
+            }
+            for stats in self.statistics()
+        }
+
+    def statistics(self) -> tuple[DirectionStats, ...]:
+        """The relay's own counters of every direction (empty when netem carries the links)."""
+        stats: tuple[DirectionStats, ...] = self._call("traffic")
+        return stats
+
+    def mark(self) -> Mark:
+        """Remember this moment, to ask later for the ``health`` since."""
+        return Mark.now(self.statistics())
+
+    def health(self, since: Mark) -> Health:
+        """Whether the emulation kept up since ``since``, and if not, why."""
+        return judge(since, self.mark(), relay_alive=bool(self._call("relay_alive")))
+
+    def launch(
+        self,
+        node: str,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str,
+        descriptors: tuple[int, int, int, int],
+    ) -> int:
+        """Start a program on a node with the given stdin, stdout, stderr and report descriptors; returns its handle."""
+        handle: int = self._call("start", node, list(argv), dict(env), cwd, descriptors=descriptors)
+        return handle
+
+    def send_signal(self, handle: int, number: int) -> bool:
+        """Signal a program started with ``launch``; False when it is gone, or the lab is."""
+        try:
+            return bool(self._call("signal", handle, int(number)))
+        except LabError:
+            return False
+
+    def stop(self) -> None:
+        """End everything in the lab and wait until it is gone. Does nothing the second time."""
+        self._channel.close()
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stderr is not None:
+            self._process.stderr.close()
+
+    def __enter__(self) -> Lab:
+        """The lab is already up."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop it."""
+        self.stop()
+
+    def _call(self, name: str, *arguments: Any, descriptors: tuple[int, ...] = ()) -> Any:
+        with self._lock:
+            try:
+                wire.send(self._channel, (name, arguments), descriptors)
+                (status, value), _ = wire.receive(self._channel)
+            except (EOFError, OSError) as error:
+                raise LabError(f"the lab has ended{self._last_words()}") from error
+        if status == "failed":
+            raise LabError(f"{self.profile.name}: {value}")
+        return value
+
+    def _last_words(self) -> str:
+        try:
+            self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            return ""
+        said = self._process.stderr.read().decode(errors="replace").strip() if self._process.stderr else ""
+        return f": {said}" if said else ""
+
+
+def _discard(_worker: str, _data: bytes) -> None:
+    return None
+
+
+def _open_sandbox() -> tuple[subprocess.Popen[bytes], socket.socket]:
+    ours, theirs = socket.socketpair()
+    # PR_SET_PDEATHSIG watches the thread that forked. A lab started from a short-lived thread must outlive it, and
+    # then ends by the closed socket alone.
+    parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "netlab.sandbox", str(theirs.fileno()), str(parent)],
+            pass_fds=(theirs.fileno(),),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            env={**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": _import_path()},
+        )
+    return process, ours
+
+
+def _import_path() -> str:
+    """Where this netlab was imported from, so that the lab runs the same code wherever the command was started."""
+    return os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])

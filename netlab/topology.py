@@ -1,0 +1,336 @@
+"""Profile -> frozen Topology: which namespaces exist, how they are joined, who has which address and route. Pure.
+
+A site is one LAN: a router namespace with a bridge, and a namespace per worker. WAN links join routers. A site's
+``uplink`` is a bottleneck shared by all its links: a site with a single link has it folded into that link (two limiters
+in a row are the slower one), a site with several gets an *edge* namespace behind its router, reached over a link that
+carries the uplink's rate, so that all WAN traffic of the site crosses it.
+
+Addresses: site ``s`` (counted from 1) owns 10.s.0.0/16, its router is 10.s.0.1, its workers follow from 10.s.0.2. Joint
+``k`` (a link between routers or edges) owns the k-th /30 of 172.16.0.0/12.
+"""
+
+from __future__ import annotations
+
+import heapq
+import ipaddress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+from netlab.errors import PlanError
+from netlab.impairment import Impairment, derive_queue
+from netlab.profile import Link, Profile, Site
+from netlab.units import Delay, Rate
+
+MAX_SITES = 250
+MAX_WORKERS_PER_SITE = 60_000
+WORKER_INTERFACE = "eth0"
+BRIDGE = "lan"
+
+NodeKind = Literal["worker", "router", "edge"]
+JointKind = Literal["wan", "uplink", "access"]
+
+
+class TopologyError(PlanError):
+    """The profile is well formed but describes a network that cannot be laid out."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """One network namespace of the lab."""
+
+    name: str
+    kind: NodeKind
+    site: str
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One rank: its name (``SITE-INDEX``), its place in the world and its address on the site's LAN."""
+
+    name: str
+    site: str
+    rank: int
+    address: str
+    interface: str = WORKER_INTERFACE
+
+
+@dataclass(frozen=True)
+class End:
+    """One end of a joint: a named interface of a node, with its address (``None`` on a bridge port)."""
+
+    node: str
+    interface: str
+    address: str | None
+
+
+@dataclass(frozen=True)
+class Joint:
+    """A shaped connection between two namespaces; ``forward`` is what happens to packets from ``a`` to ``b``."""
+
+    name: str
+    kind: JointKind
+    a: End
+    b: End
+    forward: Impairment
+    backward: Impairment
+    mtu: int
+
+    @property
+    def directions(self) -> tuple[tuple[str, End, End, Impairment], ...]:
+        """(name, from, to, impairment) of both directions; names read ``LINK:FROM>TO``."""
+        return (
+            (f"{self.name}:{self.a.node}>{self.b.node}", self.a, self.b, self.forward),
+            (f"{self.name}:{self.b.node}>{self.a.node}", self.b, self.a, self.backward),
+        )
+
+
+@dataclass(frozen=True)
+class Port:
+    """A worker's unshaped place on its site's bridge."""
+
+    worker: str
+    node: str
+    interface: str
+
+
+@dataclass(frozen=True)
+class Route:
+    """``destination`` (CIDR or ``default``) is reached from ``node`` through ``via`` on ``interface``."""
+
+    node: str
+    destination: str
+    via: str
+    interface: str
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The whole laid-out network. Every tuple is ordered; the same profile gives the same topology."""
+
+    profile: Profile
+    nodes: tuple[Node, ...]
+    workers: tuple[Worker, ...]
+    ports: tuple[Port, ...]
+    joints: tuple[Joint, ...]
+    routes: tuple[Route, ...]
+    notes: tuple[str, ...]
+
+    @cached_property
+    def node_by_name(self) -> dict[str, Node]:
+        """Nodes by name."""
+        return {node.name: node for node in self.nodes}
+
+    @cached_property
+    def hosts_file(self) -> str:
+        """The lab's /etc/hosts: every worker by name, nothing that leads out of the lab."""
+        lines = ["127.0.0.1\tlocalhost", "::1\tlocalhost ip6-localhost ip6-loopback"]
+        lines += [f"{worker.address}\t{worker.name}" for worker in self.workers]
+        return "\n".join(lines) + "\n"
+
+    def path(self, source: str, target: str) -> tuple[tuple[Joint, Impairment], ...]:
+        """The joints that a packet from worker ``source`` to worker ``target`` crosses, with what each does to it."""
+        return _walk(self, source, target)
+
+
+def router_of(site: str) -> str:
+    """Name of the site's router namespace."""
+    return f"{site}.router"
+
+
+def edge_of(site: str) -> str:
+    """Name of the namespace behind the site's shared uplink."""
+    return f"{site}.edge"
+
+
+def build(profile: Profile) -> Topology:
+    """Lay out ``profile``. Raises TopologyError for what no layout can satisfy (unconnected sites, too many hosts)."""
+    _check_sizes(profile)
+    links_of = {site.name: [k for k in profile.links if site.name in (k.a, k.b)] for site in profile.sites}
+    shared = {site.name for site in profile.sites if site.uplink and len(links_of[site.name]) > 1}
+    notes: list[str] = []
+    workers = _workers(profile)
+    nodes = [Node(worker.name, "worker", worker.site) for worker in workers]
+    for site in profile.sites:
+        nodes.append(Node(router_of(site.name), "router", site.name))
+        if site.name in shared:
+            nodes.append(Node(edge_of(site.name), "edge", site.name))
+    uplinks = [_uplink_joint(profile, site, links_of[site.name]) for site in profile.sites if site.name in shared]
+    wans = [_wan_joint(profile, link, shared, notes) for link in profile.links]
+    access, ports = _lans(profile, workers)
+    joints = _addressed([*uplinks, *wans]) + access
+    routes = _routes(profile, workers, joints)
+    return Topology(profile, tuple(nodes), workers, ports, tuple(joints), tuple(routes), tuple(notes))
+
+
+def _check_sizes(profile: Profile) -> None:
+    if len(profile.sites) > MAX_SITES:
+        raise TopologyError(f"{profile.path}: sites: {len(profile.sites)} sites, at most {MAX_SITES} are allowed")
+    for site in profile.sites:
+        if site.workers > MAX_WORKERS_PER_SITE:
+            raise TopologyError(
+                f"{profile.path}:{site.line}: sites.{site.name}.workers: {site.workers} is too many,"
+                f" at most {MAX_WORKERS_PER_SITE} fit on one LAN"
+            )
+
+
+def _workers(profile: Profile) -> tuple[Worker, ...]:
+    found: list[Worker] = []
+    for number, site in enumerate(profile.sites, start=1):
+        for index in range(site.workers):
+            found.append(Worker(f"{site.name}-{index}", site.name, len(found), _lan_address(number, index + 2)))
+    return tuple(found)
+
+
+def _lan_address(site_number: int, host: int) -> str:
+    return str(ipaddress.IPv4Address(f"10.{site_number}.0.0") + host)
+
+
+def _slower(*rates: Rate | None) -> Rate | None:
+    known = [rate for rate in rates if rate is not None]
+    return min(known) if known else None
+
+
+def _uplink_joint(profile: Profile, site: Site, links: list[Link]) -> Joint:
+    assert site.uplink is not None
+    longest = max((link.rtt for link in links), default=Delay(0))
+    queue = derive_queue(site.uplink.rate, longest, profile.mtu)
+    shaped = Impairment(delay=Delay(0), rate=site.uplink.rate, queue=queue, queue_derived=True)
+    ends = End(router_of(site.name), "uplink", None), End(edge_of(site.name), "uplink", None)
+    return Joint(f"{site.name}.uplink", "uplink", *ends, shaped, shaped, profile.mtu)
+
+
+def _wan_joint(profile: Profile, link: Link, shared: set[str], notes: list[str]) -> Joint:
+    sites = {site.name: site for site in profile.sites}
+    forward, backward = link.forward, link.backward
+    for name in (link.a, link.b):
+        uplink = sites[name].uplink
+        if uplink is None or name in shared:
+            continue
+        forward = _fold(forward, uplink.rate, link)
+        backward = _fold(backward, uplink.rate, link)
+        notes.append(f"uplink of {name} ({uplink.rate}) is folded into {link.name}, its only link")
+    ends = [
+        End(edge_of(name) if name in shared else router_of(name), f"wan-{_number(profile, link)}", None)
+        for name in (link.a, link.b)
+    ]
+    return Joint(link.name, "wan", ends[0], ends[1], forward, backward, link.mtu)
+
+
+def _number(profile: Profile, link: Link) -> int:
+    return profile.links.index(link)
+
+
+def _fold(impairment: Impairment, uplink: Rate, link: Link) -> Impairment:
+    rate = _slower(impairment.rate, uplink)
+    assert rate is not None
+    if impairment.queue is not None and not impairment.queue_derived:
+        return replace(impairment, rate=rate)
+    return replace(impairment, rate=rate, queue=derive_queue(rate, link.rtt, link.mtu), queue_derived=True)
+
+
+def _addressed(joints: list[Joint]) -> list[Joint]:
+    base = int(ipaddress.IPv4Address("172.16.0.0"))
+    addressed = []
+    for number, joint in enumerate(joints):
+        first, second = (str(ipaddress.IPv4Address(base + 4 * number + host)) for host in (1, 2))
+        addressed.append(replace(joint, a=replace(joint.a, address=first), b=replace(joint.b, address=second)))
+    return addressed
+
+
+def _lans(profile: Profile, workers: tuple[Worker, ...]) -> tuple[list[Joint], tuple[Port, ...]]:
+    """A shaped LAN gives every worker an access joint with half of the host-to-host delay, a plain one a port."""
+    sites = {site.name: site for site in profile.sites}
+    access: list[Joint] = []
+    ports: list[Port] = []
+    counters = dict.fromkeys(sites, 0)
+    for worker in workers:
+        site = sites[worker.site]
+        port = f"port-{counters[site.name]}"
+        counters[site.name] += 1
+        half = Delay((site.lan.delay.ns if site.lan.delay else 0) // 2)
+        if not half.ns and site.lan.rate is None:
+            ports.append(Port(worker.name, router_of(site.name), port))
+            continue
+        queue = None if site.lan.rate is None else derive_queue(site.lan.rate, Delay(4 * half.ns), profile.mtu)
+        shaped = Impairment(delay=half, rate=site.lan.rate, queue=queue, queue_derived=True)
+        ends = End(worker.name, WORKER_INTERFACE, None), End(router_of(site.name), port, None)
+        access.append(Joint(f"{worker.name}.access", "access", *ends, shaped, shaped, profile.mtu))
+    return access, tuple(ports)
+
+
+def _routes(profile: Profile, workers: tuple[Worker, ...], joints: list[Joint]) -> list[Route]:
+    """Default routes of the workers, and on every router and edge a route to each site by least delay."""
+    numbers = {site.name: number for number, site in enumerate(profile.sites, start=1)}
+    routes = [Route(w.name, "default", _lan_address(numbers[w.site], 1), w.interface) for w in workers]
+    graph: dict[str, list[tuple[int, str, End, End]]] = {}
+    for joint in joints:
+        if joint.kind == "access":
+            continue
+        cost = joint.forward.delay.ns + joint.backward.delay.ns
+        graph.setdefault(joint.a.node, []).append((cost, joint.b.node, joint.a, joint.b))
+        graph.setdefault(joint.b.node, []).append((cost, joint.a.node, joint.b, joint.a))
+    for site in profile.sites:
+        towards = _next_hops(graph, router_of(site.name))
+        for other in profile.sites:
+            if other.name != site.name and router_of(other.name) not in towards:
+                raise TopologyError(
+                    f"{profile.path}:{other.line}: sites.{other.name}: no link leads from {other.name} to {site.name};"
+                    " every site must be reachable from every other"
+                )
+        destination = f"10.{numbers[site.name]}.0.0/16"
+        for node, (near, far) in towards.items():
+            assert far.address is not None
+            routes.append(Route(node, destination, far.address, near.interface))
+    return routes
+
+
+def _next_hops(graph: dict[str, list[tuple[int, str, End, End]]], target: str) -> dict[str, tuple[End, End]]:
+    """For each node that reaches ``target``: its own end and the far end of the next joint on the quickest way.
+
+    Dijkstra's algorithm from the target; ties go to the fewer hops, then to the name, so that routes are reproducible.
+    """
+    best: dict[str, tuple[End, End]] = {}
+    done: set[str] = set()
+    waiting: list[tuple[int, int, str]] = [(0, 0, target)]
+    cost_of: dict[str, tuple[int, int]] = {target: (0, 0)}
+    while waiting:
+        cost, hops, node = heapq.heappop(waiting)
+        if node in done:
+            continue
+        done.add(node)
+        for weight, neighbour, near, far in graph.get(node, []):
+            candidate = (cost + weight, hops + 1)
+            if neighbour not in done and candidate < cost_of.get(neighbour, (1 << 62, 0)):
+                cost_of[neighbour] = candidate
+                best[neighbour] = (far, near)
+                heapq.heappush(waiting, (*candidate, neighbour))
+    best.pop(target, None)
+    return best
+
+
+def _walk(topology: Topology, source: str, target: str) -> tuple[tuple[Joint, Impairment], ...]:
+    by_worker = {worker.name: worker for worker in topology.workers}
+    first, last = by_worker[source], by_worker[target]
+    access = {joint.a.node: joint for joint in topology.joints if joint.kind == "access"}
+    crossed: list[tuple[Joint, Impairment]] = []
+    if source in access:
+        crossed.append((access[source], access[source].forward))
+    if first.site != last.site:
+        crossed += _cross_sites(topology, first.site, last.site)
+    if target in access:
+        crossed.append((access[target], access[target].backward))
+    return tuple(crossed)
+
+
+def _cross_sites(topology: Topology, first: str, last: str) -> list[tuple[Joint, Impairment]]:
+    number = [site.name for site in topology.profile.sites].index(last) + 1
+    hop = {r.node: r.interface for r in topology.routes if r.destination == f"10.{number}.0.0/16"}
+    ends = {(j.a.node, j.a.interface): (j, j.forward, j.b.node) for j in topology.joints}
+    ends |= {(j.b.node, j.b.interface): (j, j.backward, j.a.node) for j in topology.joints}
+    crossed: list[tuple[Joint, Impairment]] = []
+    node = router_of(first)
+    while node != router_of(last):
+        joint, impairment, node = ends[node, hop[node]]
+        crossed.append((joint, impairment))
+    return crossed

@@ -1,0 +1,271 @@
+"""Measures what the network achieved, with real packets, and holds it against what was asked for, two-sided.
+
+Per WAN link: the round trip of ICMP echoes, and per direction the rate that a UDP overload gets through. A link
+that the route between two workers uses alone is measured between those workers, so that everything they will meet
+is included; any other link is measured between the routers at its ends. What is expected follows from the profile
+by arithmetic: delays of all joints on the path, the time every joint needs to send the probe packet, and the
+slowest rate.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from netlab.errors import NetlabError
+from netlab.impairment import Impairment
+
+if TYPE_CHECKING:
+    from netlab.lab import Lab
+
+Level = Literal["rtt", "quick", "full"]
+
+PING_BYTES = 84
+"""IP bytes of an echo: 56 of payload as ping sends, 8 of ICMP, 20 of IP."""
+
+RTT_SLACK_MS = 0.5
+RTT_SLACK = 0.02
+"""A measured median may differ from the expected round trip by 0.5 ms or 2 %, whichever is more."""
+
+RATE_SLACK = 0.03
+"""A measured rate may differ from the asked one by 3 %."""
+
+FLOOD_OVERLOAD = 1.15
+_PORT = 9
+_PINGS = {"rtt": 20, "quick": 20, "full": 100}
+_FLOOD_SECONDS = {"quick": 0.5, "full": 2.0}
+_MIN_FLOOD_PACKETS = 12
+
+
+class ProbeError(NetlabError):
+    """A probe could not run; this is not the same as a network that misses its figures."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One quantity of one link: what was asked, what was achieved, and what is accepted (``low`` to ``high``)."""
+
+    link: str
+    direction: str
+    quantity: str
+    unit: str
+    asked: float
+    achieved: float | None
+    low: float
+    high: float
+    ok: bool
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The verdict over all links."""
+
+    carrier: str
+    level: Level
+    links: tuple[Row, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Every row is inside its bounds."""
+        return all(row.ok for row in self.links)
+
+    @property
+    def failures(self) -> tuple[Row, ...]:
+        """The rows outside their bounds."""
+        return tuple(row for row in self.links if not row.ok)
+
+    def to_json(self) -> dict[str, Any]:
+        """In the shape of ``netlab verify --json``."""
+        return {
+            "ok": self.ok,
+            "carrier": self.carrier,
+            "level": self.level,
+            "links": [asdict(row) for row in self.links],
+        }
+
+    def describe(self) -> str:
+        """The failures, a line each, with what was measured."""
+        return "\n".join(
+            f"{row.link} {row.direction}: {row.quantity} asked {row.asked:g} {row.unit}, achieved"
+            f" {'nothing' if row.achieved is None else f'{row.achieved:g} {row.unit}'},"
+            f" accepted {row.low:g} to {row.high:g} {row.unit}"
+            for row in self.failures
+        )
+
+
+@dataclass(frozen=True)
+class Way:
+    """One direction in which a link is measured: where from, to which address on which node, and what lies between."""
+
+    link: str
+    direction: str
+    source: str
+    target: str
+    address: str
+    crossed: tuple[Impairment, ...]
+    mtu: int
+
+    def delay_ns(self, ip_bytes: int) -> int:
+        """How long a lone packet takes: every delay, and every rate's time to send it."""
+        return sum(step.delay.ns + step.serialization(ip_bytes).ns for step in self.crossed)
+
+    def bottleneck(self) -> Impairment | None:
+        """The joint with the slowest rate, or None when nothing limits the way."""
+        limited = [step for step in self.crossed if step.rate is not None]
+        return min(limited, key=lambda step: step.rate.bps if step.rate else 0) if limited else None
+
+
+def measure(lab: Lab, level: Level) -> Verification:
+    """Probe every WAN link of the lab. Raises ProbeError when a probe itself fails."""
+    pairs = [_ways(lab, joint.name) for joint in lab.topology.joints if joint.kind == "wan"]
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        rows = list(pool.map(lambda pair: _rtt_row(lab, pair, level), pairs))
+    if level != "rtt":
+        # One after the other: floods beside each other would share the machine, and a shared uplink too.
+        for pair in pairs:
+            rows += [row for way in pair if (row := _rate_row(lab, way, level)) is not None]
+    order = {joint.name: number for number, joint in enumerate(lab.topology.joints)}
+    rows.sort(key=lambda row: order[row.link])
+    return Verification(lab.carrier, level, tuple(rows))
+
+
+def _ways(lab: Lab, name: str) -> tuple[Way, Way]:
+    """Both directions of the link called ``name``."""
+    topology = lab.topology
+    joint = next(joint for joint in topology.joints if joint.name == name)
+    site = {node.name: node.site for node in topology.nodes}
+    first = {worker.site: worker for worker in reversed(topology.workers)}
+    near, far = first.get(site[joint.a.node]), first.get(site[joint.b.node])
+    if near is not None and far is not None:
+        there, back = topology.path(near.name, far.name), topology.path(far.name, near.name)
+        if all([j.name for j, _ in path if j.kind == "wan"] == [name] for path in (there, back)):
+            return (
+                Way(
+                    name,
+                    f"{near.name}>{far.name}",
+                    near.name,
+                    far.name,
+                    far.address,
+                    _steps(there),
+                    joint.mtu,
+                ),
+                Way(
+                    name,
+                    f"{far.name}>{near.name}",
+                    far.name,
+                    near.name,
+                    near.address,
+                    _steps(back),
+                    joint.mtu,
+                ),
+            )
+    assert joint.a.address is not None
+    assert joint.b.address is not None
+    a, b = joint.a, joint.b
+    return (
+        Way(name, f"{a.node}>{b.node}", a.node, b.node, joint.b.address, (joint.forward,), joint.mtu),
+        Way(name, f"{b.node}>{a.node}", b.node, a.node, joint.a.address, (joint.backward,), joint.mtu),
+    )
+
+
+def _steps(path: Sequence[tuple[object, Impairment]]) -> tuple[Impairment, ...]:
+    return tuple(impairment for _, impairment in path)
+
+
+def _probe(lab: Lab, node: str, *arguments: object, timeout: float) -> dict[str, Any]:
+    argv = [sys.executable, "-m", "netlab.probe", *(str(argument) for argument in arguments)]
+    done = lab.exec(node, argv, env=_probe_environment(), timeout=timeout)
+    if done.returncode:
+        raise ProbeError(f"{node}: {' '.join(argv[2:])}: {done.stderr.decode(errors='replace').strip()}")
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def _probe_environment() -> dict[str, str]:
+    from netlab.lab import _import_path
+
+    return {"PYTHONPATH": _import_path(), "PYTHONSAFEPATH": "1"}
+
+
+def _rtt_row(lab: Lab, pair: tuple[Way, Way], level: Level) -> Row:
+    there, back = pair
+    expected_ns = there.delay_ns(PING_BYTES) + back.delay_ns(PING_BYTES)
+    busy_s = max(step.serialization(PING_BYTES).ns for way in pair for step in way.crossed) / 1e9
+    interval, count = max(0.01, 1.5 * busy_s), _PINGS[level]
+    if interval > 0.1:
+        count = max(5, int(3.0 / interval))
+    wait = expected_ns / 1e9 + count * busy_s + 1.0
+    found = _probe(
+        lab,
+        there.source,
+        "rtt",
+        there.address,
+        count,
+        interval,
+        PING_BYTES - 28,
+        wait,
+        timeout=count * interval + wait + 20,
+    )
+    answered = [value / 1e6 for value in found["rtt_ns"] if value is not None]
+    achieved = round(statistics.median(answered), 4) if answered else None
+    expected = expected_ns / 1e6
+    slack = max(RTT_SLACK_MS, RTT_SLACK * expected)
+    low, high = round(max(0.0, expected - slack), 4), round(expected + slack, 4)
+    ok = achieved is not None and low <= achieved <= high and len(answered) == count
+    return Row(there.link, "round trip", "rtt", "ms", round(expected, 4), achieved, low, high, ok)
+
+
+def _rate_row(lab: Lab, way: Way, level: Level) -> Row | None:
+    limiter = way.bottleneck()
+    if limiter is None or limiter.rate is None:
+        return None
+    asked = limiter.rate.bps
+    ip_bytes = _flood_size(asked, way.mtu)
+    packet_s = limiter.serialization(ip_bytes).ns / 1e9
+    seconds = max(_FLOOD_SECONDS[level], _MIN_FLOOD_PACKETS * packet_s)
+    offered = int(asked * FLOOD_OVERLOAD * ip_bytes / limiter.wire_bytes(ip_bytes))
+    samples = _flood(lab, way, ip_bytes, offered, seconds)
+    achieved = _slope(samples, limiter.wire_bytes(ip_bytes) * 8)
+    low, high = asked * (1 - RATE_SLACK), asked * (1 + RATE_SLACK)
+    figures = [None if value is None else round(value / 1e6, 6) for value in (asked, achieved, low, high)]
+    ok = achieved is not None and low <= achieved <= high
+    assert figures[0] is not None
+    assert figures[2] is not None
+    assert figures[3] is not None
+    return Row(way.link, way.direction, "rate", "Mbit/s", figures[0], figures[1], figures[2], figures[3], ok)
+
+
+def _flood_size(rate_bps: int, mtu: int) -> int:
+    """IP bytes of a probe datagram: as large as the MTU, but on slow links so small that a dozen pass in seconds."""
+    return max(128, min(mtu, rate_bps // 8 // 20))
+
+
+def _flood(lab: Lab, way: Way, ip_bytes: int, offered_bps: int, seconds: float) -> list[tuple[float, int]]:
+    """Overload ``way`` for ``seconds``; returns (time, datagrams arrived) samples."""
+    travel = way.delay_ns(ip_bytes) / 1e9
+    listen = seconds + travel + 0.6
+    pause = max(0.002, seconds / 200)
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        heard = pool.submit(_probe, lab, way.target, "sink", _PORT, listen, pause, timeout=listen + 30)
+        _probe(lab, way.source, "flood", way.address, _PORT, ip_bytes, offered_bps, seconds, timeout=seconds + 30)
+        return [(moment, count) for moment, count in heard.result()["samples"]]
+
+
+def _slope(samples: Sequence[tuple[float, int]], bits: int) -> float | None:
+    """Bits per second between the first fifth and the last of the growth, where neither start nor end distorts it."""
+    final = samples[-1][1] if samples else 0
+    inner = [(moment, count) for moment, count in samples if 0.15 * final <= count <= 0.95 * final]
+    if len(inner) < 2 or inner[-1][1] == inner[0][1]:
+        return None
+    first = inner[0]
+    # From one change of the counter to the last: a sample taken between two arrivals does not lengthen the interval.
+    first = next((now for now, before in zip(inner[1:], inner, strict=False) if now[1] > before[1]), first)
+    last = next(sample for sample in inner if sample[1] == inner[-1][1])
+    if last[0] <= first[0]:
+        return None
+    return (last[1] - first[1]) * bits / (last[0] - first[0])

@@ -1,0 +1,69 @@
+"""Tables for people (rich), readable at 80 columns and when piped."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from netlab.verify import Verification
+
+
+def console() -> Console:
+    """Standard output; colours only on a terminal, and never wider than it."""
+    return Console(file=sys.stdout, highlight=False, soft_wrap=False)
+
+
+def print_verification(verification: Verification) -> None:
+    """Asked, achieved, accepted and verdict of every link."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("link", "direction", "what"):
+        table.add_column(name, overflow="fold")
+    for name in ("asked", "achieved", "accepted"):
+        table.add_column(name, justify="right", overflow="fold")
+    table.add_column("")
+    for row in verification.links:
+        achieved = "-" if row.achieved is None else f"{row.achieved:.6g}"
+        table.add_row(
+            row.link,
+            row.direction,
+            f"{row.quantity} ({row.unit})",
+            f"{row.asked:.6g}",
+            achieved,
+            f"{row.low:.6g}..{row.high:.6g}",
+            Text("ok", style="green") if row.ok else Text("NO", style="bold red"),
+        )
+    out = console()
+    out.print(table)
+    verdict = "every link is inside its bounds" if verification.ok else "the network is NOT the one asked for"
+    out.print(f"carrier {verification.carrier}: {verdict}")
+
+
+def print_doctor(found: dict[str, Any]) -> None:
+    """What the machine has, a line each."""
+    out = console()
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for group in ("carriers", "hosts"):
+        for name, state in found[group].items():
+            mark = Text("yes", style="green") if state["available"] else Text("no", style="yellow")
+            table.add_row(f"{group[:-1]} {name}", mark, state["why"])
+    for name, there in found["tools"].items():
+        why = "" if there else "optional; used by tests and for looking around"
+        table.add_row(f"tool {name}", "yes" if there else "no", why)
+    table.add_row("GPUs", str(len(found["gpus"])), ", ".join(found["gpus"]) or "none: computation on the CPU, gloo")
+    machine = found["machine"]
+    memory = machine["memory_bytes"] / 2**30
+    table.add_row("machine", "", f"Linux {machine['kernel']}, {machine['affinity']} cores, {memory:.0f} GiB")
+    table.add_row("TCP", "", "congestion control: " + ", ".join(machine["congestion_control"]))
+    out.print(table)
+    if found["ok"]:
+        out.print(f"A lab on this machine will use carrier [bold]{found['carrier']}[/bold].")
+    else:
+        out.print("[bold red]No lab can be built on this machine[/bold red]; see the lines that say no.")
