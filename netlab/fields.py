@@ -82,9 +82,7 @@ def read_fields(
     """A mapping with known keys, see `Fields`; anything else is a fault."""
     allowed = tuple(keys)
     if not isinstance(node, Table):
-        problems.add(
-            node.place, f"{describe(node)} found where a mapping is wanted (keys: {', '.join(allowed)})"
-        )
+        problems.add(node.place, f"{describe(node)} found where a mapping is wanted (keys: {', '.join(allowed)})")
         return None
     for key, value in node.entries.items():
         if key not in allowed:
@@ -98,9 +96,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f'; did you mean "{near[0]}"?' if near else ""
 
 
-def _unknown_key(
-    key: str, node: Node, keys: tuple[str, ...], later: tuple[str, ...], hints: Mapping[str, str]
-) -> str:
+def _unknown_key(key: str, node: Node, keys: tuple[str, ...], later: tuple[str, ...], hints: Mapping[str, str]) -> str:
     allowed = ", ".join(keys)
     if key in later:
         return f"{describe(node)}: {key} is not supported yet by this version (supported here: {allowed})"

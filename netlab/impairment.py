@@ -172,12 +172,16 @@ def derive_queue(rate: Rate, rtt: Delay, mtu: int) -> Queue:
 
 def _whole(number: str, scale: int, high: int, text: str) -> int:
     """A number above 0 and up to `high`, in whole units of 1 / scale."""
-    value = parse_number(number) * scale
+    allowed = (
+        f"a queue has 1 to {MAX_QUEUE_PACKETS} packets (whole ones), or above 0 and up to {MAX_QUEUE_BDP}bdp "
+        f"(at most 9 digits after the point)"
+    )
+    try:
+        value = parse_number(number) * scale
+    except UnitError as error:
+        raise UnitError(f"{quote(text)}: {error}; {allowed}") from None
     if value.denominator != 1 or not 0 < value <= high * scale:
-        raise UnitError(
-            f"{quote(text)} is not allowed: a queue has 1 to {MAX_QUEUE_PACKETS} packets (whole ones), "
-            f"or above 0 and up to {MAX_QUEUE_BDP}bdp (at most 9 digits after the point)"
-        )
+        raise UnitError(f"{quote(text)} is not allowed: {allowed}")
     return int(value)
 
 

@@ -198,9 +198,7 @@ def _link(fields: Fields, sites: Sequence[str], default_mtu: int) -> Link | None
     if delays is None:
         return None
     rtt = Delay(delays[0].ns + delays[1].ns)
-    forward, backward = (
-        _impairment(common, way, delay, rtt, mtu) for way, delay in zip(ways, delays, strict=True)
-    )
+    forward, backward = (_impairment(common, way, delay, rtt, mtu) for way, delay in zip(ways, delays, strict=True))
     if ends is None:
         return None
     return Link(name or f"{ends[0]}-{ends[1]}", *ends, forward, backward, mtu, fields.place.line)
@@ -232,9 +230,7 @@ def _known_site(node: Node, sites: Sequence[str], problems: Problems) -> str | N
     return None
 
 
-def _delays(
-    fields: Fields, rtt: Delay | None, common: _Asked, ways: Sequence[_Asked]
-) -> tuple[Delay, Delay] | None:
+def _delays(fields: Fields, rtt: Delay | None, common: _Asked, ways: Sequence[_Asked]) -> tuple[Delay, Delay] | None:
     """One-way delays, forward and backward. An RTT is split evenly; an odd nanosecond goes forward."""
     one_way = ["delay"] if common.has("delay") else []
     one_way += [f"{name}.delay" for name, way in zip(_WAYS, ways, strict=True) if way.has("delay")]

@@ -1,8 +1,8 @@
-"""Finding and reading the documents a user names: a path, or the name of a document that ships with the project.
+"""Finding and reading the documents a user names: a path, or the name of one that ships with the project.
 
-Before the flow starts: `load_profile` and cpdp's experiments come here for their text, so that reading them is
-pure. Networks and experiments live in the top-level `profiles/` folder of a checkout; a wheel carries the same
-files as data under share/netlab-cpdp/profiles of the environment it is installed in.
+Before the flow starts: `load_profile` and cpdp's experiments come here for their text, so that all the rest is
+pure. Networks and experiments live in the top-level `profiles/` folder of a checkout; a wheel carries the
+same files as data under share/netlab-cpdp/profiles of the environment it is installed in.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def shipped_documents(kind: Kind) -> dict[str, Path]:
 def find_document(kind: Kind, path_or_name: str | Path) -> tuple[str, str]:
     """(path for messages, text) of a document.
 
-    A Path, a text with a slash or one ending in .yaml or .yml is a path; any other text is the name of a shipped
-    document or else a path. Raises DocumentError when there is no such document or its bytes are no text.
+    A Path, a text with a slash or one ending in .yaml or .yml is a path; any other text is the name of a
+    shipped document or else a path. Raises DocumentError when there is no such document or its bytes are no text.
     """
     text, shipped = str(path_or_name), shipped_documents(kind)
     is_path = isinstance(path_or_name, Path) or "/" in text or text.endswith((".yaml", ".yml"))

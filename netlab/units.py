@@ -19,16 +19,20 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction as Rational
-from typing import Self
+from typing import ClassVar, Self
 
 from netlab.errors import UnitError
 
 _NUMBER = re.compile(r"\+?([0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE]([+-]?[0-9]+))?")
-_UNIT = re.compile(r"([^\W\d_]+(/s)?)?")
+_UNIT = re.compile(r"([^\W\d_]+(/[sS])?)?")
 _LONGEST_TEXT = 80  # characters; beyond it the text is no quantity, and exact arithmetic would only cost time
 _LARGEST_EXPONENT = 99  # the same bound for 1e999999999, whose exact value would fill the memory
 
 NS_PER_S = 1_000_000_000
+PPB = 1_000_000_000
+MIN_RATE_BPS = 1_000  # a full frame then takes 12 s; below, no TCP handshake survives its timers
+MAX_RATE_BPS = 10**12
+MAX_SIZE_BYTES = 2**40
 
 DELAY_UNITS = {
     "ns": 1,
@@ -38,6 +42,7 @@ DELAY_UNITS = {
     "ms": 1_000_000,
     "s": NS_PER_S,
     "min": 60 * NS_PER_S,
+    "h": 3600 * NS_PER_S,
 }
 RATE_UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9, "tbit": 10**12}
 SIZE_UNITS = {
@@ -89,7 +94,7 @@ def parse_number(text: str) -> Rational:
 
 def _exact(match: re.Match[str], text: str) -> Rational:
     exponent = match.group(2) or "0"
-    if len(exponent.lstrip("+-0")) > 2 or abs(int(exponent)) > _LARGEST_EXPONENT:
+    if abs(int(exponent)) > _LARGEST_EXPONENT:
         raise UnitError(f"{quote(text)}: an exponent beyond {_LARGEST_EXPONENT} is not accepted")
     digits = match.group(1).rstrip(".")
     return Rational(digits if digits[0] != "." else "0" + digits) * Rational(10) ** int(exponent)
@@ -118,9 +123,7 @@ class _Kind:
             raise self._refusal(text)
         value = _exact(match, text) * self._factor(stripped[match.end() :].strip(" "), text)
         if value.denominator != 1:
-            raise UnitError(
-                f"{quote(text)} would lose precision: a {self.noun} is a whole number of {self.smallest}"
-            )
+            raise UnitError(f"{quote(text)} would lose precision: a {self.noun} is a whole number of {self.smallest}")
         return int(value)
 
     def _factor(self, unit: str, text: str) -> int:
@@ -139,7 +142,7 @@ class _Kind:
         raise UnitError(f"{quote(text)}: unknown unit {quote(unit)} ({self._allowed()}); {hint}")
 
     def _unit_name(self, unit: str) -> str:
-        if not self.fold_case:
+        if not (self.fold_case and unit.isascii()):  # the Kelvin sign, too, has a small k
             return unit
         return unit.lower().removesuffix("/s")
 
@@ -179,9 +182,10 @@ def _in_range(value: int, low: int, high: int, text: str, show: Callable[[int], 
 
 @dataclass(frozen=True, order=True)
 class Delay:
-    """A duration in whole nanoseconds."""
+    """What a link adds to a packet's way, in whole nanoseconds."""
 
     ns: int
+    _longest_ns: ClassVar[int] = 600 * NS_PER_S  # longer is a mistyped unit: the moon is 1.3 s away
 
     def __post_init__(self) -> None:
         """Refuse what could only be a bug of ours."""
@@ -190,7 +194,8 @@ class Delay:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read "16.6ms": 0 up to and including 600 s. Raises UnitError."""
-        return cls(_in_range(_DELAY.parse(text), 0, MAX_DELAY_NS, text, lambda ns: str(Delay(ns)), "time"))
+        ns = _DELAY.parse(text)
+        return cls(_in_range(ns, 0, cls._longest_ns, text, lambda ns: str(Delay(ns)), "time"))
 
     @property
     def ms(self) -> float:
@@ -208,6 +213,13 @@ class Delay:
 
 
 @dataclass(frozen=True, order=True)
+class Duration(Delay):
+    """How long something may take or goes on: the same spellings as Delay, up to and including 30 days."""
+
+    _longest_ns: ClassVar[int] = 30 * 24 * 3600 * NS_PER_S
+
+
+@dataclass(frozen=True, order=True)
 class Rate:
     """A data rate in whole bits per second, counted on the wire."""
 
@@ -220,9 +232,7 @@ class Rate:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read "10gbit" (also "10Gbit/s"): 1 kbit/s up to and including 1 Tbit/s. Raises UnitError."""
-        return cls(
-            _in_range(_RATE.parse(text), MIN_RATE_BPS, MAX_RATE_BPS, text, lambda bps: str(Rate(bps)), "rate")
-        )
+        return cls(_in_range(_RATE.parse(text), MIN_RATE_BPS, MAX_RATE_BPS, text, lambda bps: str(Rate(bps)), "rate"))
 
     def __str__(self) -> str:
         """Exact and canonical: Rate.parse(str(r)) == r for every parsed r."""
@@ -284,10 +294,3 @@ class Fraction:
     def __str__(self) -> str:
         """Exact and canonical, in percent."""
         return decimal_text(self.ppb, PPB // 100) + "%"
-
-
-PPB = 1_000_000_000
-MAX_DELAY_NS = 600 * NS_PER_S  # longer is a mistyped unit: light needs 2.6 s to the moon and back
-MIN_RATE_BPS = 1_000  # a full frame then takes 12 s; below, no TCP handshake survives its timers
-MAX_RATE_BPS = 10**12
-MAX_SIZE_BYTES = 2**40
