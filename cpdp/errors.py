@@ -43,3 +43,21 @@ class EventError(CpdpError):
 
 class PeerLost(CpdpError):
     """A collective did not finish because a peer died or stayed away longer than the stated timeout."""
+
+
+class ExperimentError(CpdpError):
+    """An experiment that cannot be run as written: names the file, line and key, or the flag."""
+
+    exit_code = 2
+
+
+class RunFolderError(CpdpError):
+    """A run folder that does not exist, is not one, or cannot be written: names the path."""
+
+    exit_code = 2
+
+
+class NetworkNotAsAsked(CpdpError):
+    """The network measured before the first cell is not the one of the profile: carries the measured values."""
+
+    exit_code = 3

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from netlab.profile import load_profile as load_profile
     from netlab.profile import parse_profile as parse_profile
     from netlab.shipped import find_document as find_document
-    from netlab.shipped import shipped_names as shipped_names
     from netlab.topology import Worker as Worker
     from netlab.units import Delay as Delay
     from netlab.verify import Verification as Verification
@@ -49,7 +48,6 @@ _HOME = {
     "parse_document": "document",
     "read_fields": "fields",
     "read_text": "fields",
-    "shipped_names": "shipped",
     "InvalidEmulation": "errors",
     "NetlabError": "errors",
     "UserError": "errors",
