@@ -181,6 +181,6 @@ def _plain_text(event: yaml.ScalarEvent, place: Place) -> str:
     text = str(event.value)
     for character in text:
         control = character < " " and character not in "\n\t"
-        if control or character == "\x7f" or "\ud800" <= character <= "\udfff":
+        if control or "\x7f" <= character <= "\x9f" or "\ud800" <= character <= "\udfff":
             raise DocumentError(place.problem(f"character {character!r} is not allowed"))
     return text
