@@ -1,0 +1,135 @@
+"""The only caller of torch.distributed's collectives: averaging in chunks, broadcasts, barriers, and torch's
+DDP.
+
+Flow: strategies -> `Collectives` -> the process group that `transport` opened; `tap` tells the recorder what
+moved. One rank alone (or no process group at all) is a world of one: nothing is sent, sums are what they
+were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from cpdp.errors import PeerLost
+from cpdp.recorder import Recorder
+from cpdp.tap import Tap, tensor_bytes
+from cpdp.transport import first_line
+
+CHUNK_BYTES = 4 << 20
+"""Size of one all-reduce when a buffer is averaged. Large enough that gloo's ring (segments of up to 1 MiB)
+runs at full speed, small enough that several are on their way at once and that arithmetic on one hides
+beneath the others.
+"""
+
+
+class Collectives:
+    """The operations of one rank on the default process group, or on none."""
+
+    def __init__(self, recorder: Recorder | None = None, *, chunk_bytes: int = CHUNK_BYTES) -> None:
+        """Look at the default process group and start reporting its collectives to the recorder."""
+        self.recorder = recorder or Recorder()
+        self.chunk_bytes = chunk_bytes
+        opened = dist.is_available() and dist.is_initialized()
+        self.rank = dist.get_rank() if opened else 0
+        self.world = dist.get_world_size() if opened else 1
+        self._tap = Tap(self.recorder)
+        if self.world > 1:
+            self._tap.attach()
+
+    def close(self) -> None:
+        """Stop reporting. The process group stays open."""
+        self._tap.detach()
+
+    def sum_in_chunks(self, flats: Sequence[tuple[Tensor, str]]) -> Iterator[tuple[int, slice]]:
+        """Sum flat tensors, each with its purpose, over all ranks in place; yield (which, chunk) as sums
+        arrive.
+
+        All chunks are issued at once and gloo runs as many at a time as it has threads, so what the caller
+        does with a chunk happens while later ones are on their way. Every rank receives the same bits: each
+        element is summed on one rank and copied from there. Raises PeerLost.
+        """
+        pieces = [(which, piece) for which, (flat, _) in enumerate(flats) for piece in self.chunks(flat)]
+        if self.world == 1:
+            yield from pieces
+            return
+        works = [self._all_reduce(flats[which][0][piece], flats[which][1]) for which, piece in pieces]
+        for (which, piece), work in zip(pieces, works, strict=True):
+            self._wait(work, f"all_reduce of {flats[which][1]}")
+            yield which, piece
+
+    def chunks(self, flat: Tensor) -> list[slice]:
+        """The slices in which a flat tensor travels: of `chunk_bytes` each, the last one shorter."""
+        step = max(1, self.chunk_bytes // flat.element_size())
+        return [slice(a, min(a + step, flat.numel())) for a in range(0, flat.numel(), step)]
+
+    def broadcast(self, tensors: list[Tensor], purpose: str, source: int = 0) -> None:
+        """Copy rank `source`'s tensors to all ranks, in place. Raises PeerLost."""
+        if self.world == 1:
+            return
+        with self._tap.purpose(purpose), torch.no_grad():
+            works = [dist.broadcast(tensor.detach(), source, async_op=True) for tensor in tensors]
+        for tensor, work in zip(tensors, works, strict=True):
+            self._tap.note(work, "broadcast", purpose, tensor_bytes(tensor))
+            self._wait(work, f"broadcast of {purpose}")
+
+    def barrier(self) -> None:
+        """Wait until every rank is here. Raises PeerLost."""
+        if self.world == 1:
+            return
+        try:
+            with self._tap.purpose("barrier"):
+                dist.barrier()
+        except RuntimeError as error:
+            raise self._lost("barrier", error) from error
+
+    def data_parallel(
+        self, module: nn.Module, *, bucket_mb: int, find_unused: bool, broadcast_buffers: bool
+    ) -> nn.Module:
+        """Torch's DistributedDataParallel around a module; a world of one keeps the module itself.
+
+        Gradients are views into DDP's buckets, which saves a copy each way and changes no value.
+        """
+        if self.world == 1:
+            return module
+        with self._tap.purpose("start"):
+            ddp = DistributedDataParallel(
+                module,
+                bucket_cap_mb=bucket_mb,
+                find_unused_parameters=find_unused,
+                broadcast_buffers=broadcast_buffers,
+                gradient_as_bucket_view=True,
+            )
+        if self.recorder.recording and not self._tap.hooked:
+            ddp.register_comm_hook(self, _reported_all_reduce)
+        return ddp
+
+    def _all_reduce(self, tensor: Tensor, purpose: str) -> Any:
+        with self._tap.purpose(purpose):
+            work = dist.all_reduce(tensor, async_op=True)
+        self._tap.note(work, "all_reduce", purpose, tensor_bytes(tensor))
+        return work
+
+    def _wait(self, work: Any, what: str) -> None:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise self._lost(what, error) from error
+
+    def _lost(self, what: str, error: RuntimeError) -> PeerLost:
+        return PeerLost(f"rank {self.rank}: {what} failed: {first_line(error)}")
+
+
+def _reported_all_reduce(state: Collectives, bucket: Any) -> torch.futures.Future[Tensor]:
+    """DDP's own averaging as a communication hook, for a torch whose process groups have no hooks of their
+    own.
+    """
+    tensor = bucket.buffer().div_(state.world)
+    work = state._all_reduce(tensor, "gradients")
+    future: torch.futures.Future[Any] = work.get_future()
+    return future.then(lambda done: done.value()[0])

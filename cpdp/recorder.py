@@ -1,0 +1,247 @@
+"""Where a rank's main thread is, moment by moment: phases and collectives of a step -> one `StepEvent`.
+
+Flow: `parallel.DataParallel` and the strategies switch phases, `tap` reports collectives, the worker's sink
+writes the events. The main thread is in one phase at a time, so spans cannot overlap; the next phase starts
+with the mark that ended the one before. Steps follow each other without a gap: a step starts where the one
+before ended, unless the time between them was paused (an evaluation).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from cpdp.clock import Clock, MonotonicClock
+from cpdp.events import Operation, Span, StepEvent, finite
+
+RECONCILE = "reconcile"
+"""The phase in which a strategy averages parameters. It becomes two spans: `exposed.parameters` up to the end
+of the last collective, and `update` for the arithmetic that nothing hid after it.
+"""
+
+
+@dataclass
+class PendingOperation:
+    """A collective on its way. `settle` makes sure, without blocking for the network, that a seen end is
+    stamped.
+    """
+
+    kind: str
+    purpose: str
+    bytes: int
+    issued: Any
+    finished: Any = None
+    settle: Callable[[], None] | None = None
+
+
+@dataclass
+class _RawStep:
+    """A step whose marks may not have been reached by the device yet."""
+
+    start: Any
+    spans: list[tuple[str, Any, Any]] = field(default_factory=list)
+    ops: list[PendingOperation] = field(default_factory=list)
+    loss: Any = None
+    overhead_ns: int = 0
+    end: Any = None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+class Recorder:
+    """The recorder that records nothing; also the interface of the one that does."""
+
+    recording = False
+
+    def switch(self, phase: str | None) -> None:
+        """The main thread enters a phase (None: one that nobody accounts for)."""
+
+    def rename(self, phase: str) -> None:
+        """The open phase turned out to be another one."""
+
+    def operation(self, kind: str, purpose: str, size: int) -> PendingOperation:
+        """A collective of `size` bytes is issued now."""
+        return PendingOperation(kind, purpose, size, None)
+
+    def finish(self, operation: PendingOperation) -> None:
+        """A collective is complete; may be called from any thread."""
+
+    def operations(self) -> int:
+        """How many collectives the step has seen so far."""
+        return 0
+
+    def spend(self, overhead_ns: int) -> None:
+        """Account time that recording itself cost."""
+
+    def set_loss(self, loss: Any) -> None:
+        """The step's loss; a tensor on a GPU is not read before the device has passed the step."""
+
+    def end_step(self, n: int, epoch: int, *, boundary: bool) -> None:
+        """The step is over; the next one starts now."""
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time that belongs to no step. Only between steps."""
+        yield
+
+    def last_activity(self) -> str:
+        """What the main thread was doing last, in words, for the message of a failure."""
+        return "an unrecorded step"
+
+    def close(self) -> None:
+        """Write what is still pending."""
+
+
+class StepRecorder(Recorder):
+    """Records every step and hands it to `sink` as soon as all its marks can be read.
+
+    On a CPU that is at once. `warmup_steps` marks the first steps of the run as warm-up.
+    """
+
+    recording = True
+
+    def __init__(self, sink: Callable[[StepEvent], None], clock: Clock | None = None, *, warmup_steps: int = 0) -> None:
+        """Start the first step now."""
+        self.clock = clock or MonotonicClock()
+        self._sink = sink
+        self._warmup_steps = warmup_steps
+        self._unwritten: list[_RawStep] = []
+        self._phase: str | None = None
+        self._since: Any = self.clock.mark()
+        self._step = _RawStep(self._since)
+        self._last_n = 0
+
+    def switch(self, phase: str | None) -> None:
+        """Close the open phase and open another with one mark; switching to the open phase changes nothing."""
+        if phase == self._phase:
+            return
+        now = self.clock.mark()
+        if self._phase is not None:
+            self._step.spans.append((self._phase, self._since, now))
+        self._phase, self._since = phase, now
+
+    def rename(self, phase: str) -> None:
+        """Give the open phase another name; what was closed before stays as it is."""
+        self._phase = phase
+
+    def operation(self, kind: str, purpose: str, size: int) -> PendingOperation:
+        """Note a collective as issued now."""
+        operation = PendingOperation(kind, purpose, size, self.clock.mark())
+        self._step.ops.append(operation)
+        return operation
+
+    def finish(self, operation: PendingOperation) -> None:
+        """Stamp a collective's end."""
+        operation.finished = self.clock.mark()
+
+    def operations(self) -> int:
+        """How many collectives this step has issued."""
+        return len(self._step.ops)
+
+    def spend(self, overhead_ns: int) -> None:
+        """Add to the step's overhead."""
+        self._step.overhead_ns += overhead_ns
+
+    def set_loss(self, loss: Any) -> None:
+        """Keep the loss, unread."""
+        self._step.loss = loss
+
+    def end_step(self, n: int, epoch: int, *, boundary: bool) -> None:
+        """Close the step with one mark, which starts the next, and write what can be written."""
+        self.switch(None)
+        step, now = self._step, self._since
+        step.end = now
+        step.facts = {"n": n, "epoch": epoch, "boundary": boundary, "warmup": n <= self._warmup_steps}
+        self._unwritten.append(step)
+        self._step = _RawStep(now)
+        self._last_n = n
+        began = time.monotonic_ns()
+        self._write_ready()
+        self.spend(time.monotonic_ns() - began)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave the time inside the block out of every step."""
+        yield
+        self._phase, self._since = None, self.clock.mark()
+        self._step = _RawStep(self._since)
+
+    def last_activity(self) -> str:
+        """Step, and the oldest collective without an end if there is one."""
+        open_ops = [op for op in self._step.ops if op.finished is None]
+        where = f"step {self._last_n + 1} (last complete step: {self._last_n})"
+        if not open_ops:
+            return f"{where}, no collective pending"
+        first = open_ops[0]
+        return f"{where}, {first.kind} of {first.purpose} ({first.bytes} bytes)"
+
+    def close(self) -> None:
+        """Wait for the device, then write the remaining steps. The step under way is incomplete and not
+        written.
+        """
+        self.clock.settle()
+        self._write_ready()
+
+    def _write_ready(self) -> None:
+        while self._unwritten:
+            event = self._resolve(self._unwritten[0])
+            if event is None:
+                return
+            self._sink(event)
+            del self._unwritten[0]
+
+    def _resolve(self, raw: _RawStep) -> StepEvent | None:
+        """The step in nanoseconds, or None when the device has not passed all of its marks."""
+        end = self.clock.resolve(raw.end)
+        start = self.clock.resolve(raw.start)
+        if end is None or start is None:
+            return None
+        ops = tuple(self._resolve_operation(op) for op in raw.ops)
+        spans: list[Span] = []
+        for name, a, b in raw.spans:
+            spans += split_reconcile(Span(name, self._time(a), self._time(b)), ops)
+        loss, notes = finite("loss", None if raw.loss is None else float(raw.loss))
+        return StepEvent(
+            start_ns=start,
+            end_ns=end,
+            spans=tuple(spans),
+            ops=ops,
+            loss=loss,
+            overhead_ns=raw.overhead_ns,
+            notes=notes,
+            **raw.facts,
+        )
+
+    def _time(self, mark: Any) -> int:
+        """Time of a mark that lies before one already resolved on the same stream."""
+        time_ns = self.clock.resolve(mark)
+        if time_ns is None:
+            raise AssertionError("a mark inside a finished step is still pending")
+        return time_ns
+
+    def _resolve_operation(self, op: PendingOperation) -> Operation:
+        if op.finished is None and op.settle is not None:
+            op.settle()
+        finished = None if op.finished is None else self.clock.resolve(op.finished)
+        return Operation(op.kind, op.purpose, op.bytes, self._time(op.issued), finished)
+
+
+def split_reconcile(span: Span, ops: tuple[Operation, ...]) -> list[Span]:
+    """Split a reconcile phase where its last collective ended; other spans, and empty halves, are left as
+    they are.
+
+    An operation belongs to the phase when it was issued in it. One whose end was not seen ends with the
+    phase.
+    """
+    if span.name != RECONCILE:
+        return [span]
+    ends = [
+        span.end_ns if op.finished_ns is None else op.finished_ns
+        for op in ops
+        if span.start_ns <= op.issued_ns <= span.end_ns
+    ]
+    cut = min(max([span.start_ns, *ends]), span.end_ns)
+    halves = [Span("exposed.parameters", span.start_ns, cut), Span("update", cut, span.end_ns)]
+    return [half for half in halves if half.duration_ns > 0]

@@ -1,0 +1,113 @@
+"""CPDP (arXiv 2607.21224): a gradient all-reduce and a parameter reconciliation with momentum, every K steps.
+
+Between boundaries each worker steps alone (backward under no_sync). A boundary step (1) averages the
+gradients in its backward pass, (2) takes the optimizer step, (3) averages the parameters and (4) applies a
+slow momentum:
+
+    v <- beta v + (mean - reference);   theta <- reference + v;   reference <- theta
+
+with v = 0 and the reference at the initial parameters. No learning-rate scaling; optimizer state stays local.
+The paper's warm-up epochs use K = 1 and it does not say whether (3) and (4) run then: here they do, K = 1
+taken literally.
+
+Floating-point buffers (BatchNorm's running mean and variance) are averaged at boundaries without momentum,
+which could push a variance below zero. DDP's own broadcast of buffers is off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from cpdp.errors import StrategyError
+from cpdp.schedule import Periodic, Position
+from cpdp.strategies.averaging import Share, mean_of, reconcile
+from cpdp.strategies.base import Attachment, Parameter, Strategy
+from cpdp.strategies.ddp import BUCKETS
+from cpdp.strategies.local_sgd import PERIODIC
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+BETA = Parameter(
+    "beta",
+    float,
+    0.3,
+    "momentum of the reconciliation; 0 is plain averaging after an averaged gradient",
+    low=0,
+    high=1,
+    below_high=True,
+    in_label=True,
+)
+
+
+class Cpdp(Strategy):
+    """Averaged gradient, then reconciled parameters, at every boundary; local steps between."""
+
+    name = "cpdp"
+    summary = "every K steps: gradient all-reduce, then parameter averaging with slow momentum"
+    source = "Ettifouri, Zbakh, Tadonki, arXiv 2607.21224v1 (2026); papers.md section 6"
+    parameters = (*PERIODIC, BETA, *BUCKETS)
+
+    def attach(self, to: Attachment) -> nn.Module:
+        """Lay the parameters out flat, wrap them in DDP and take the reference from rank 0's state."""
+        from cpdp.flat import flatten, float_buffers, trained_parameters  # torch: not for `cpdp strategies`
+
+        values = self.values
+        self._beta: float = values["beta"]
+        self._schedule = Periodic(values["period"], values["warmup_epochs"], values["epoch_end"])
+        self._schedule.check(to.steps_per_epoch)
+        self._collectives = to.collectives
+        self._parameters = flatten(trained_parameters(to.module))
+        self._buffers = flatten(float_buffers(to.module))
+        wrapped = to.collectives.data_parallel(
+            to.module,
+            bucket_mb=values["bucket_mb"],
+            find_unused=values["find_unused"],
+            broadcast_buffers=False,
+        )
+        self._reference = [buffer.data.clone() for buffer in self._parameters]
+        self._velocity = [reference.new_zeros(reference.shape) for reference in self._reference]
+        return wrapped
+
+    def reduces_gradients(self, at: Position) -> bool:
+        """At boundaries."""
+        return self._schedule.boundary(at)
+
+    def boundary(self, at: Position) -> bool:
+        """Every K-th step of an epoch, its last, and all of the warm-up."""
+        return self._schedule.boundary(at)
+
+    def synchronise(self, at: Position) -> None:
+        """Average the buffers and reconcile the parameters, chunk by chunk as their sums arrive."""
+        world = self._collectives.world
+        averaged = [Share(b, "buffers", mean_of(b, world)) for b in self._buffers] if world > 1 else []
+        reconciled = [
+            Share(buffer, "parameters", self._rule(buffer.data, reference, velocity))
+            for buffer, reference, velocity in zip(self._parameters, self._reference, self._velocity, strict=True)
+        ]
+        reconcile(self._collectives, averaged + reconciled)
+
+    def _rule(self, total: Tensor, reference: Tensor, velocity: Tensor) -> Callable[[slice], None]:
+        beta, share = self._beta, 1.0 / self._collectives.world
+
+        def update(chunk: slice) -> None:
+            theta, ref, v = total[chunk], reference[chunk], velocity[chunk]
+            v.mul_(beta).add_(theta, alpha=share).sub_(ref)
+            ref.add_(v)
+            theta.copy_(ref)
+
+        return update
+
+    def state_dict(self) -> dict[str, Any]:
+        """The reference and the velocity."""
+        return {"reference": list(self._reference), "velocity": list(self._velocity)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore both. Raises StrategyError when the number or size of the buffers differs."""
+        for key, own in (("reference", self._reference), ("velocity", self._velocity)):
+            saved = state[key]
+            if [t.shape for t in saved] != [t.shape for t in own]:
+                raise StrategyError(f"cpdp: saved {key} has other shapes than the model it is loaded into")
+            for target, tensor in zip(own, saved, strict=True):
+                target.copy_(tensor)
