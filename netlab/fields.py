@@ -25,13 +25,11 @@ MAX_PROBLEMS = 50
 class Problems:
     """The faults found so far."""
 
-    found: list[tuple[int, str]] = field(default_factory=list)
+    found: dict[tuple[int, str], None] = field(default_factory=dict)  # (line, text): an ordered set
 
     def add(self, place: Place, message: str) -> None:
         """Note one fault; the same one twice counts once."""
-        problem = (place.line, place.problem(message))
-        if problem not in self.found:
-            self.found.append(problem)
+        self.found[place.line, place.problem(message)] = None
 
     def raise_as(self, error: type[DocumentError]) -> None:
         """Raise `error` with all faults in the order of the file; nothing happens when there are none."""
