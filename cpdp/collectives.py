@@ -8,6 +8,7 @@ were.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,6 +21,12 @@ from cpdp.errors import PeerLost
 from cpdp.recorder import Recorder
 from cpdp.tap import Tap, tensor_bytes
 from cpdp.transport import first_line
+
+_NO_BUFFERS = (
+    "forward_sync_buffers"
+    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    else "broadcast_buffers"  # its name before torch 2.14
+)
 
 CHUNK_BYTES = 4 << 20
 """Size of one all-reduce when a buffer is averaged. Large enough that gloo's ring (segments of up to 1 MiB)
@@ -89,20 +96,22 @@ class Collectives:
             raise self._lost("barrier", error) from error
 
     def data_parallel(
-        self, module: nn.Module, *, bucket_mb: int, find_unused: bool, broadcast_buffers: bool
+        self, module: nn.Module, *, bucket_mb: int, find_unused: bool, forward_buffers: bool
     ) -> nn.Module:
         """Torch's DistributedDataParallel around a module; a world of one keeps the module itself.
 
-        Gradients are views into DDP's buckets, which saves a copy each way and changes no value.
+        `forward_buffers`: before each forward pass after a synchronised one, broadcast rank 0's buffers (torch's
+        default). Gradients are views into DDP's buckets, which saves a copy each way and changes no value.
         """
         if self.world == 1:
             return module
+        buffers: dict[str, Any] = {} if forward_buffers else {_NO_BUFFERS: False}
         with self._tap.purpose("start"):
             ddp = DistributedDataParallel(
                 module,
                 bucket_cap_mb=bucket_mb,
                 find_unused_parameters=find_unused,
-                broadcast_buffers=broadcast_buffers,
+                **buffers,
                 gradient_as_bucket_view=True,
             )
         if self.recorder.recording and not self._tap.hooked:

@@ -6,9 +6,10 @@ slow momentum:
 
     v <- beta v + (mean - reference);   theta <- reference + v;   reference <- theta
 
-with v = 0 and the reference at the initial parameters. No learning-rate scaling; optimizer state stays local.
-The paper's warm-up epochs use K = 1 and it does not say whether (3) and (4) run then: here they do, K = 1
-taken literally.
+with v = 0 and the reference at the initial parameters. It is computed in the equal order theta <- mean + beta
+v, then v <- theta - reference: one pass less over memory, and beta = 0 gives the mean itself, not its
+rounding. No learning-rate scaling; optimizer state stays local. The paper's warm-up epochs use K = 1 and it
+does not say whether (3) and (4) run then: here they do, K = 1 taken literally.
 
 Floating-point buffers (BatchNorm's running mean and variance) are averaged at boundaries without momentum,
 which could push a variance below zero. DDP's own broadcast of buffers is off.
@@ -60,11 +61,12 @@ class Cpdp(Strategy):
         self._collectives = to.collectives
         self._parameters = flatten(trained_parameters(to.module))
         self._buffers = flatten(float_buffers(to.module))
+        to.collectives.broadcast([*to.module.parameters(), *to.module.buffers()], "start")
         wrapped = to.collectives.data_parallel(
             to.module,
             bucket_mb=values["bucket_mb"],
             find_unused=values["find_unused"],
-            broadcast_buffers=False,
+            forward_buffers=False,
         )
         self._reference = [buffer.data.clone() for buffer in self._parameters]
         self._velocity = [reference.new_zeros(reference.shape) for reference in self._reference]
@@ -91,11 +93,13 @@ class Cpdp(Strategy):
     def _rule(self, total: Tensor, reference: Tensor, velocity: Tensor) -> Callable[[slice], None]:
         beta, share = self._beta, 1.0 / self._collectives.world
 
+        import torch
+
         def update(chunk: slice) -> None:
             theta, ref, v = total[chunk], reference[chunk], velocity[chunk]
-            v.mul_(beta).add_(theta, alpha=share).sub_(ref)
-            ref.add_(v)
-            theta.copy_(ref)
+            theta.mul_(share).add_(v, alpha=beta)
+            torch.sub(theta, ref, out=v)
+            ref.copy_(theta)
 
         return update
 

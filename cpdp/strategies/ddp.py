@@ -46,7 +46,7 @@ class Ddp(Strategy):
             to.module,
             bucket_mb=self.values["bucket_mb"],
             find_unused=self.values["find_unused"],
-            broadcast_buffers=True,
+            forward_buffers=True,
         )
 
     def reduces_gradients(self, at: Position) -> bool:
