@@ -239,13 +239,11 @@ def _delays(fields: Fields, rtt: Delay | None, common: _Asked, ways: Sequence[_A
             fields.fault("rtt", f"excludes {one_way[0]}: rtt is both ways together, delay is one way")
             return None
         return None if rtt is None else (Delay(rtt.ns - rtt.ns // 2), Delay(rtt.ns // 2))
-    for name, way in zip(_WAYS, ways, strict=True):
-        if not way.has("delay") and not common.has("delay"):
-            fields.fault(
-                "delay" if not one_way else f"{name}.delay",
-                "is missing: write rtt (both ways together) or delay (one way) for the link; 0ms for none",
-            )
-            return None
+    missing = [name for name, way in zip(_WAYS, ways, strict=True) if not way.has("delay")]
+    if missing and not common.has("delay"):
+        where = "delay" if len(missing) == 2 else missing[0]
+        fields.fault(where, "no delay: write rtt (both ways together) or delay (one way); 0ms for none")
+        return None
     forward, backward = (way.delay if way.has("delay") else common.delay for way in ways)
     return None if forward is None or backward is None else (forward, backward)
 
