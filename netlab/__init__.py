@@ -35,10 +35,12 @@ if TYPE_CHECKING:
     from netlab.shipped import find_document as find_document
     from netlab.topology import Worker as Worker
     from netlab.units import Delay as Delay
+    from netlab.units import Duration as Duration
     from netlab.verify import Verification as Verification
 
 _HOME = {
     "Delay": "units",
+    "Duration": "units",
     "DocumentError": "errors",
     "Fields": "fields",
     "Node": "document",
