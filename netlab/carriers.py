@@ -61,4 +61,4 @@ def choose(wanted: Literal["auto", "relay", "netem"], topology: Topology) -> tup
     relay_works, relay_why = probe_relay()
     if not relay_works:
         raise PlanError(f"no carrier is available: netem: {problem or why}; relay: {relay_why}")
-    return "relay", problem or why
+    return "relay", f"netem cannot: {problem}" if problem else "this kernel has no sch_netem (netlab doctor says more)"

@@ -101,6 +101,8 @@ class Executor:
     def _(self, op: p.SetSysctl) -> None:
         path = Path("/proc/sys", *op.key.split("."))
         with self.enter(op.node):
+            if op.if_present and not path.exists():
+                return
             path.write_text(op.value)
             held = path.read_text().split()
         if held != op.value.split():

@@ -243,7 +243,7 @@ class Job:
 def _parse(running: _Running) -> WorkerExit:
     if not running.report:
         return _lost(running)
-    report = json.loads(running.report)
+    report = json.loads(running.report.splitlines()[0])  # a program that could not start reports before its init does
     return WorkerExit(
         running.worker,
         running.rank,

@@ -50,11 +50,12 @@ class MakeNamespace(Operation):
 
 @dataclass(frozen=True)
 class SetSysctl(Operation):
-    """A sysctl of one namespace, read back after it was written."""
+    """A sysctl of one namespace, read back after it was written; ``if_present`` passes over a kernel without it."""
 
     node: str
     key: str
     value: str
+    if_present: bool = False
 
     def describe(self) -> str:
         """Render like ``sysctl``."""
@@ -289,7 +290,12 @@ def _sysctls(topology: Topology) -> Iterator[Operation]:
     for node in topology.nodes:
         if node.kind != "worker":
             yield SetSysctl(node.name, "net.ipv4.ip_forward", "1")
-        yield SetSysctl(node.name, "net.ipv4.ping_group_range", "0 2147483647")
+            # The lab speaks IPv4. A router's IPv6 would send packets of its own (router solicitations, multicast reports)
+            # over the WAN links, where nobody asked for them and a slow link would notice.
+            for scope in ("all", "default"):
+                yield SetSysctl(node.name, f"net.ipv6.conf.{scope}.disable_ipv6", "1", if_present=True)
+        # Programs in a lab run as its root (group 0, the only one that a user namespace maps): ping needs no more.
+        yield SetSysctl(node.name, "net.ipv4.ping_group_range", "0 0")
         if node.kind == "worker":
             yield from _tcp_sysctls(node.name, topology.profile.tcp)
 

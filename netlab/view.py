@@ -21,20 +21,19 @@ def console() -> Console:
 def print_verification(verification: Verification) -> None:
     """Asked, achieved, accepted and verdict of every link."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("link", "direction", "what"):
-        table.add_column(name, overflow="fold")
+    table.add_column("")
+    table.add_column("where", overflow="fold")
     for name in ("asked", "achieved", "accepted"):
-        table.add_column(name, justify="right", overflow="fold")
+        table.add_column(name, justify="right", overflow="fold", min_width=8)
     table.add_column("")
     for row in verification.links:
         achieved = "-" if row.achieved is None else f"{row.achieved:.6g}"
         table.add_row(
-            row.link,
-            row.direction,
-            f"{row.quantity} ({row.unit})",
-            f"{row.asked:.6g}",
+            row.quantity,
+            row.link if row.quantity == "rtt" else row.direction,
+            f"{row.asked:.6g} {row.unit}",
             achieved,
-            f"{row.low:.6g}..{row.high:.6g}",
+            f"{row.low:.5g}..{row.high:.5g}",
             Text("ok", style="green") if row.ok else Text("NO", style="bold red"),
         )
     out = console()
