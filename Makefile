@@ -17,7 +17,7 @@ demo: setup ## the CPDP paper's WAN experiment on this machine, with a report (u
 	$(VENV)/bin/cpdp compare profiles/experiments/nancy-sophia.yaml
 
 test: setup lint ## lint, then every test this machine can run
-	scripts/test $(VENV)
+	scripts/test $(VENV) $(PYTEST_ARGUMENTS)
 
 lint: setup ## ruff and mypy
 	$(VENV)/bin/ruff check .

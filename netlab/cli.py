@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from netlab.errors import NetlabError, UserError
+from netlab.errors import DocumentError, NetlabError, UserError
 
 if TYPE_CHECKING:
     from netlab.job import Sink
@@ -31,6 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code: int = options.action(options, command)
         sys.stdout.flush()
         return code
+    except DocumentError as error:
+        print(error, file=sys.stderr)  # "FILE:LINE: key: ..." as it stands, for editors and scripts to read
+        return error.exit_code
     except NetlabError as error:
         _say(str(error))
         return error.exit_code

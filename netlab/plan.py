@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from netlab.errors import PlanError
-from netlab.impairment import OFFLOAD_RATE_BPS, Impairment
+from netlab.impairment import OFFLOAD_QUEUE_BYTES, OFFLOAD_RATE_BPS, Impairment
 from netlab.profile import Tcp
 from netlab.topology import BRIDGE, WORKER_INTERFACE, Joint, Topology, router_of
 from netlab.units import Rate
@@ -290,8 +290,8 @@ def _sysctls(topology: Topology) -> Iterator[Operation]:
     for node in topology.nodes:
         if node.kind != "worker":
             yield SetSysctl(node.name, "net.ipv4.ip_forward", "1")
-            # The lab speaks IPv4. A router's IPv6 would send packets of its own (router solicitations, multicast reports)
-            # over the WAN links, where nobody asked for them and a slow link would notice.
+            # The lab speaks IPv4. A router's IPv6 would send packets of its own (router solicitations, multicast
+            # reports) over the WAN links, where nobody asked for them and a slow link would notice.
             for scope in ("all", "default"):
                 yield SetSysctl(node.name, f"net.ipv6.conf.{scope}.disable_ipv6", "1", if_present=True)
         # Programs in a lab run as its root (group 0, the only one that a user namespace maps): ping needs no more.
@@ -329,8 +329,15 @@ def _layer(joint: Joint) -> Layer:
 
 
 def _offload(joint: Joint) -> bool:
-    rates = [impairment.rate for _, _, _, impairment in joint.directions]
-    return all(rate is None or rate >= OFFLOAD_FROM for rate in rates)
+    return all(_carries_units(impairment) for _, _, _, impairment in joint.directions)
+
+
+def _carries_units(impairment: Impairment) -> bool:
+    """64 KB units are fit for a direction that is fast and whose queue does not turn a unit away for its size."""
+    if impairment.rate is not None and impairment.rate < OFFLOAD_FROM:
+        return False
+    queue = impairment.queue
+    return queue is None or queue.bytes is None or queue.bytes >= OFFLOAD_QUEUE_BYTES
 
 
 def _joint_operations(joint: Joint, carrier: Carrier) -> Iterator[Operation]:

@@ -218,11 +218,13 @@ def _number(profile: Profile, link: Link) -> int:
 
 
 def _fold(impairment: Impairment, uplink: Rate, link: Link) -> Impairment:
+    """The link with the slower of both rates; its queue follows: derived anew, or by the rule that the profile states."""
     rate = _slower(impairment.rate, uplink)
     assert rate is not None
-    if impairment.queue is not None and not impairment.queue_derived:
-        return replace(impairment, rate=rate)
-    return replace(impairment, rate=rate, queue=derive_queue(rate, link.rtt, link.mtu), queue_derived=True)
+    if impairment.queue is None or impairment.queue_derived:
+        return replace(impairment, rate=rate, queue=derive_queue(rate, link.rtt, link.mtu), queue_derived=True)
+    rule = impairment.queue_rule
+    return replace(impairment, rate=rate, queue=rule.resolve(rate, link.rtt, link.mtu) if rule else impairment.queue)
 
 
 def _addressed(joints: list[Joint]) -> list[Joint]:

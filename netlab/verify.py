@@ -18,6 +18,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from netlab.errors import NetlabError
@@ -276,11 +277,11 @@ def _slope(samples: Sequence[tuple[float, int]], bits: int) -> float | None:
     final = samples[-1][1] if samples else 0
     inner = [(moment, count) for moment, count in samples if 0.15 * final <= count <= 0.95 * final]
     # Only moments at which the counter had just moved: a sample taken between two arrivals would lengthen a stretch.
-    moved = [now for before, now in zip(inner, inner[1:], strict=False) if now[1] > before[1]]
+    moved = [now for before, now in pairwise(inner) if now[1] > before[1]]
     if len(moved) < 2:
         return None
     grown = moved[-1][1] - moved[0][1]
     windows = max(1, min(WINDOWS, grown // _MIN_WINDOW_PACKETS, len(moved) - 1))
     edges = [moved[round(number * (len(moved) - 1) / windows)] for number in range(windows + 1)]
-    slopes = [(late[1] - early[1]) * bits / (late[0] - early[0]) for early, late in zip(edges, edges[1:], strict=False)]
+    slopes = [(late[1] - early[1]) * bits / (late[0] - early[0]) for early, late in pairwise(edges)]
     return statistics.median(slopes)

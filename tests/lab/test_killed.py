@@ -18,7 +18,7 @@ from tests.conftest import ROOT
 pytestmark = pytest.mark.lab
 
 Mark = tuple[dict[str, str], Callable[[], list[int]]]
-NOBODY = 65534
+AS_NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all"]
 
 
 def host_state() -> tuple[str, set[str], str]:
@@ -28,7 +28,7 @@ def host_state() -> tuple[str, set[str], str]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                namespaces.add(os.readlink(entry / "ns" / "net"))
+                namespaces.add(str((entry / "ns" / "net").readlink()))
             except OSError:
                 continue
     return interfaces, namespaces, Path("/proc/mounts").read_text()
@@ -98,29 +98,20 @@ def test_a_lab_that_loses_a_part_of_itself_ends_with_a_message(plain_profile: Pa
 
 
 def unprivileged_argv(arguments: list[str]) -> list[str]:
-    """Run netlab as the user nobody, in a mount namespace in which /dev/net/tun is open to all, as most systems have it."""
+    """Run netlab as the user nobody, with /dev/net/tun open to all, as most systems have it."""
     python = sys.executable
     readable = subprocess.run(
-        [
-            "setpriv",
-            f"--reuid={NOBODY}",
-            f"--regid={NOBODY}",
-            "--clear-groups",
-            "--inh-caps=-all",
-            "env",
-            python,
-            "-c",
-            "",
-        ],
+        [*AS_NOBODY, "env", python, "-c", ""],
         capture_output=True,
         check=False,
     )
     if readable.returncode:
         python = f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}"
+    nobody = " ".join(AS_NOBODY)
     script = (
         "mount --make-rprivate / && mount -t tmpfs none /mnt && mknod -m 666 /mnt/tun c 10 200 &&"
         " mount --bind /mnt/tun /dev/net/tun && umount -l /mnt &&"
-        f' exec setpriv --reuid={NOBODY} --regid={NOBODY} --clear-groups --inh-caps=-all "$@"'
+        f' exec {nobody} "$@"'
     )
     return ["unshare", "--mount", "sh", "-c", script, "sh", python, "-m", "netlab.cli", *arguments]
 

@@ -69,7 +69,8 @@ def test_the_host_s_interfaces_and_mounts_are_as_before() -> None:
 def test_tcp_settings_of_the_profile_really_hold_on_a_connection() -> None:
     text = (
         "name: tcp\nsites: {a: {workers: 1}, b: {workers: 1}}\nlinks: [{between: [a, b], rtt: 2ms, rate: 100mbit}]\n"
-        "tcp: {congestion_control: reno, slow_start_after_idle: false, rmem: [4096B, 65536B, 123456B], wmem: [4096B, 16384B, 234567B]}\n"
+        "tcp: {congestion_control: reno, slow_start_after_idle: false,\n"
+        "      rmem: [4096B, 65536B, 123456B], wmem: [4096B, 16384B, 234567B]}\n"
     )
     server = (
         "import socket as s; k = s.create_server(('', 7000)); c, _ = k.accept();"
@@ -99,7 +100,8 @@ def test_tcp_settings_of_the_profile_really_hold_on_a_connection() -> None:
 
 def test_workers_of_a_site_share_its_uplink() -> None:
     text = (
-        "name: shared\nsites: {a: {workers: 2, uplink: {rate: 50mbit}}, b: {workers: 1}, c: {workers: 1}}\n"
+        "name: shared\n"
+        "sites: {a: {workers: 2, uplink: {rate: 50mbit}}, b: {workers: 1}, c: {workers: 1}}\n"
         "links: [{between: [a, b], rtt: 4ms, rate: 1gbit}, {between: [a, c], rtt: 4ms, rate: 1gbit}]\n"
     )
     code = (
@@ -116,7 +118,7 @@ def test_workers_of_a_site_share_its_uplink() -> None:
         result = lab.run([sys.executable, "-c", code], output=collect, timeout=60)
     assert result.ok, (result.describe(), counts)
     arrived = [int(counts[name].split()[-1]) for name in ("b-0", "c-0")]
-    # Two floods of 60 Mbit/s into one 50 Mbit/s port for a second: 50e6 / (1538 * 8) datagrams, plus what the queue held.
+    # Two floods of 60 Mbit/s into one 50 Mbit/s port for a second: 50e6 / (1538 * 8) datagrams, and the queue's.
     assert 0.95 <= sum(arrived) / 4064 <= 1.12
     assert min(arrived) > 0
 
@@ -180,7 +182,10 @@ def test_an_unknown_worker_is_refused_with_the_known_ones(lab: Lab) -> None:
 
 def test_long_site_names_of_one_beginning_stay_apart() -> None:
     north, south = "datacenter-paris-north", "datacenter-paris-south"
-    text = f"name: long\nsites: {{{north}: {{workers: 12}}, {south}: {{workers: 12}}}}\nlinks: [{{between: [{north}, {south}], rtt: 2ms, rate: 100mbit}}]\n"
+    text = (
+        f"name: long\nsites: {{{north}: {{workers: 12}}, {south}: {{workers: 12}}}}\n"
+        f"links: [{{between: [{north}, {south}], rtt: 2ms, rate: 100mbit}}]\n"
+    )
     with Lab.start(parse_profile(text, "long.yaml")) as lab:
         names = [worker.name for worker in lab.workers]
         assert len(set(names)) == 24
