@@ -218,7 +218,7 @@ def _number(profile: Profile, link: Link) -> int:
 
 
 def _fold(impairment: Impairment, uplink: Rate, link: Link) -> Impairment:
-    """The link with the slower of both rates; its queue follows: derived anew, or by the rule that the profile states."""
+    """The link at the slower rate; its queue follows: derived anew, or by the rule that the profile states."""
     rate = _slower(impairment.rate, uplink)
     assert rate is not None
     if impairment.queue is None or impairment.queue_derived:
