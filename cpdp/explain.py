@@ -30,10 +30,31 @@ def differences(summary: Summary, network: Mapping[str, Any] | None = None) -> l
             *_one_collective(known),
             *_shares(known),
             *_hidden(known, paper),
+            *_ceiling(known, network),
             *_totals(known, paper),
             *_scale(known, paper),
         ]
     return [*_network(network), *found]
+
+
+def cautions(experiment: Mapping[str, Any]) -> list[str]:
+    """What a reader must know before comparing figures: measured steps that are no whole number of periods."""
+    found = []
+    for phase in experiment["phases"]:
+        steps = phase.get("steps")
+        for spec in phase["strategies"] if steps else ():
+            period = int(spec.get("period", 1))
+            if steps < period:
+                found.append(
+                    f"{phase['name']}: {spec['label']} may not synchronise at all in {steps} measured steps,"
+                    " fewer than its period"
+                )
+            elif steps % period:
+                found.append(
+                    f"{phase['name']}: {steps} measured steps are not whole periods of {spec['label']}, so its means"
+                    " per step depend on where the measurement starts"
+                )
+    return found
 
 
 def _by_key(lines: list[Line]) -> dict[tuple[str, int], Line]:
@@ -136,6 +157,31 @@ def _hidden(lines: list[Line], paper: Published) -> Iterator[str]:
         f" computation ({share:.0%}) and exposes {exposed / 1e3:.2f} s;"
         f" the paper prints {row.sync_s:.2f} s per synchronisation."
     )
+
+
+def _ceiling(lines: list[Line], network: Mapping[str, Any] | None) -> Iterator[str]:
+    """What an averaging gets out of the link, beside the rate that was verified: the network's part of the
+    cost.
+    """
+    rate = _slowest_mbit(network)
+    for line in lines:
+        exposed, wire = line.mean("exposed_ms"), line.mean("wire_bytes_per_step")
+        if line.strategy != "localsgd" or not exposed or not wire or rate is None:
+            continue
+        got = wire * 8 / exposed / 1e3
+        drops = line.mean("queue_drops")
+        lost = f"; the link's queues dropped {drops:.0f} packets per cell" if drops else ""
+        yield (
+            f"{line.label}: an averaging moves {wire * line.period / 1e6:.1f} MB in {exposed * line.period:.0f} ms,"
+            f" {got:.0f} Mbit/s or {got / rate:.0%} of the {rate:.0f} Mbit/s that were verified{lost}."
+        )
+
+
+def _slowest_mbit(network: Mapping[str, Any] | None) -> float | None:
+    """The slowest rate that was measured before the run, in Mbit/s."""
+    rows = network.get("links", ()) if network else ()
+    rates = [row["achieved"] for row in rows if row["quantity"] == "rate" and row.get("unit") == "Mbit/s"]
+    return min((rate for rate in rates if rate is not None), default=None)
 
 
 def _totals(lines: list[Line], paper: Published) -> Iterator[str]:

@@ -5,6 +5,7 @@ Used by `rundir` for what a run stores, by the report for its embedded data and 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -64,7 +65,8 @@ def write_text(path: Path, text: str) -> None:
             os.fsync(file.fileno())
         aside.replace(path)
     except OSError as error:
-        aside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            aside.unlink()
         raise RunFolderError(f"cannot write {path}: {error.strerror or error}") from error
 
 

@@ -21,7 +21,7 @@ from cpdp.tables import PARTS
 STEPS_PER_EPOCH = 48
 """Steps of the epoch in which exposed seconds are given when the run's paper names no other number."""
 
-PER_STEP = (*PARTS, "payload_bytes_per_step", "wire_bytes_per_step", "accuracy", "train_s", "wall_s")
+PER_STEP = (*PARTS, "payload_bytes_per_step", "wire_bytes_per_step", "queue_drops", "accuracy", "train_s", "wall_s")
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,11 @@ CELL = ("cell", "phase", "label", "strategy", "period", "params", "repeat")
 STEP = (*CELL, "rank", "n", "epoch", "warmup", "boundary", "start_s", *PARTS)
 STEP_END = ("payload_bytes", "loss", "overhead_us")
 CELLS = (*CELL, "seed", "valid", "state", "reasons", "steps", "ranks", *PARTS)
-CELLS_END = ("payload_bytes_per_step", "wire_bytes_per_step", "wall_s", "train_s", "accuracy", "loss")
-NETWORK = ("link", "direction", "quantity", "asked", "achieved", "low", "high", "ok")
+CELLS_END = (
+    "payload_bytes_per_step", "wire_bytes_per_step", "queue_drops", "lateness_p99_us", "wall_s", "train_s", "accuracy",
+    "loss",
+)  # fmt: skip
+NETWORK = ("link", "direction", "quantity", "unit", "asked", "achieved", "low", "high", "ok")
 EVAL = (*CELL, "n", "epoch", "train_s", "wall_s", "accuracy", "loss")
 
 
@@ -64,6 +67,12 @@ def build(run: RunData) -> Tables:
     )
 
 
+def build_cell(run: RunData, cell_id: str) -> dict[str, Any]:
+    """The row of one cell alone."""
+    cell = next(one for one in run.cells if one.id == cell_id)
+    return cell_row(cell, *step_rows(cell), run.network)
+
+
 def _causes(rows: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
     """Columns of exposed time by cause: the usual three, then any other in the order in which they appear."""
     names = dict.fromkeys(cause_column(cause) for cause in CAUSES)
@@ -80,7 +89,7 @@ def cause_column(cause: str) -> str:
 def _frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
     frame = pd.DataFrame([[row.get(column) for column in columns] for row in rows], columns=list(columns))
     for column in columns:
-        if column.endswith(("_ms", "_s", "_us", "per_step")) or column in ("accuracy", "loss"):
+        if column.endswith(("_ms", "_s", "_us", "per_step", "drops")) or column in ("accuracy", "loss"):
             frame[column] = frame[column].astype(float)
         elif column.startswith("exposed_"):
             frame[column] = frame[column].astype(float).fillna(0.0)
@@ -166,6 +175,7 @@ def cell_row(
         **{name: _mean(row.get(name, 0.0) for row in measured) for name in means},
         "payload_bytes_per_step": _mean(row["payload_bytes"] for row in measured) if measured else None,
         "wire_bytes_per_step": wire.busiest(wire_per_step(cell)),
+        **_health(cell),
         "wall_s": cell.done.get("wall_s") if cell.done else None,
         "train_s": max((row["start_s"] + row["step_ms"] / 1e3 for row in rows), default=None),
         "accuracy": evals[-1]["accuracy"] if evals else None,
@@ -191,6 +201,19 @@ def _reasons(cell: CellData, network: Mapping[str, Any] | None) -> list[str]:
     if network is not None and not network.get("ok", True):
         reasons.append("the network was not the one asked for")
     return reasons
+
+
+def _health(cell: CellData) -> dict[str, Any]:
+    """What the emulation said about itself while the cell ran: packets its queues dropped, and how late it
+    was.
+    """
+    ways = ((cell.done or {}).get("health") or {}).get("directions", ())
+    late = [way["lateness_p99_us"] for way in ways if way.get("lateness_p99_us") is not None]
+    drops = [way["drops_queue"] for way in ways if way.get("drops_queue") is not None]
+    return {
+        "queue_drops": float(sum(drops)) if drops else None,
+        "lateness_p99_us": max(late, default=None),
+    }
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -7,7 +7,7 @@ that way; `tables` asks `bytes_between` for the bytes of the measured steps.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -74,6 +74,19 @@ def bytes_between(samples: Sequence[Sample], start_ns: int, end_ns: int) -> dict
         return None
     names = [name for name in samples[0] if name != TIME]
     return {name: _at(samples, name, end_ns) - _at(samples, name, start_ns) for name in names}
+
+
+def bytes_around(samples: Sequence[Sample], start_ns: int, end_ns: int) -> dict[str, float] | None:
+    """Bytes of each direction from the last sample before an interval to the first one after it: never too
+    few.
+
+    None when the samples do not cover the interval.
+    """
+    left = bisect_right(samples, start_ns, key=lambda sample: sample[TIME]) - 1
+    right = bisect_left(samples, end_ns, key=lambda sample: sample[TIME])
+    if left < 0 or right == len(samples):
+        return None
+    return {name: samples[right][name] - samples[left][name] for name in samples[0] if name != TIME}
 
 
 def _at(samples: Sequence[Sample], name: str, t_ns: int) -> float:

@@ -1,0 +1,151 @@
+"""The `cpdp` command: arguments in, exit code out. The only place in cpdp that turns an exception into an
+exit code.
+
+0 done, 1 a job failed, 2 a user's mistake, 3 the emulation was not valid; 130 and 143 after Ctrl-C and
+SIGTERM. Nothing heavy is imported until a command needs it, so that --help and mistakes are answered at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from cpdp.errors import CpdpError
+from netlab import NetlabError
+
+DONE, FAILED, MISTAKE, INVALID = 0, 1, 2, 3
+
+
+class Interrupted(KeyboardInterrupt):
+    """SIGTERM or SIGHUP arrived; it unwinds like Ctrl-C, so that the lab ends in order and the run stays
+    readable.
+    """
+
+    def __init__(self, number: int) -> None:
+        """Remember the signal for the exit code."""
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry of the console script."""
+    options = _parser().parse_args(arguments)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    try:
+        code: int = options.action(options)
+        sys.stdout.flush()
+        return code
+    except (CpdpError, NetlabError) as error:
+        say(str(error))
+        return error.exit_code
+    except KeyboardInterrupt as stop:
+        return 128 + (stop.number if isinstance(stop, Interrupted) else int(signal.SIGINT))
+    except BrokenPipeError:
+        # Whoever read our output has gone; nobody is left to tell. Keep the interpreter from trying again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return FAILED
+
+
+def _interrupt(number: int, _frame: FrameType | None) -> NoReturn:
+    raise Interrupted(number)
+
+
+def say(text: str) -> None:
+    """A message to the user, beside the output proper."""
+    for line in text.splitlines() or [""]:
+        print(f"cpdp: {line}" if not line[:1].isspace() else line, file=sys.stderr)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="cpdp",
+        description="Train across an emulated WAN and see how much of every step is exposed synchronisation.",
+    )
+    verbs = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    _add_compare(verbs)
+    show = verbs.add_parser("show", help="print the tables of a run", description="Print the tables of a run.")
+    _run_argument(show, "?")
+    show.add_argument("--json", action="store_true", help="print JSON (keys: docs/reference/run-folder.md)")
+    show.set_defaults(action=_show)
+    report = verbs.add_parser(
+        "report", help="write report.html into a run folder", description="Write a self-contained report.html."
+    )
+    _run_argument(report, "*")
+    report.add_argument("--out", type=Path, metavar="FILE", help="write it there instead of the first run's folder")
+    report.set_defaults(action=_report)
+    listing = verbs.add_parser(
+        "strategies", help="list the synchronisation strategies", description="List the synchronisation strategies."
+    )
+    listing.add_argument("--json", action="store_true", help="print JSON")
+    listing.set_defaults(action=_strategies)
+    return parser
+
+
+def _run_argument(parser: argparse.ArgumentParser, count: str) -> None:
+    parser.add_argument("run", metavar="RUN", nargs=count, type=Path, help="a run's folder (default: runs/latest)")
+
+
+def _add_compare(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    compare = verbs.add_parser(
+        "compare",
+        help="run an experiment: every strategy on one network",
+        description="Run every strategy of an experiment on an emulated network and write a run folder.",
+    )
+    compare.add_argument(
+        "experiment", metavar="EXPERIMENT", nargs="?", help="an experiment file, or the name of a shipped one"
+    )
+    asked = compare.add_argument_group("instead of an experiment file, or to change what it says")
+    asked.add_argument("--network", metavar="P", help="a network profile, or the name of a shipped one")
+    asked.add_argument("--workload", metavar="W", help="what is trained, like resnet50-cifar100 or digits")
+    asked.add_argument("--strategies", metavar="LIST", help="like ddp,localsgd:k=2,cpdp:k=4,beta=0.3")
+    asked.add_argument("--steps", type=int, metavar="N", help="measured steps per cell of replayed phases")
+    asked.add_argument("--warmup-steps", type=int, metavar="N", help="steps before them that are not measured")
+    asked.add_argument("--epochs", type=int, metavar="N", help="epochs of training phases")
+    asked.add_argument("--repeats", type=int, metavar="N", help="how often every strategy runs")
+    asked.add_argument("--seed", type=int, metavar="N", help="seed of the training and of the order of the cells")
+    how = compare.add_argument_group("how")
+    how.add_argument("--carrier", choices=("auto", "netem", "relay"), help="what carries the WAN links")
+    how.add_argument("--hosts", choices=("process", "docker"), help="what a worker runs in")
+    how.add_argument("--out", type=Path, metavar="DIR", help="the run's folder, new or empty (default: runs/TIME-NAME)")
+    how.add_argument("--resume", type=Path, metavar="RUN", help="run only what this run still misses")
+    how.add_argument(
+        "--on-bad-network", choices=("stop", "continue"), help="when the network measured is not the one asked for"
+    )
+    how.add_argument("--on-failure", choices=("continue", "stop"), help="when a cell fails")
+    how.add_argument("--plain", action="store_true", help="print lines, draw nothing, also on a terminal")
+    compare.set_defaults(action=_compare)
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from cpdp import compare
+
+    return compare.compare(options)
+
+
+def _show(options: argparse.Namespace) -> int:
+    from cpdp import show
+
+    return show.show(options.run, as_json=options.json)
+
+
+def _report(options: argparse.Namespace) -> int:
+    from cpdp import show
+
+    return show.report(options.run, options.out)
+
+
+def _strategies(options: argparse.Namespace) -> int:
+    from cpdp import show
+
+    return show.strategies(as_json=options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
