@@ -69,8 +69,8 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
         arguments, command = arguments[:cut], arguments[cut + 1 :]
     parser = _parser()
     options = parser.parse_args(arguments)
-    if command and options.name != "run":
-        parser.error(f"{options.name} takes no command behind --")
+    if command and options.verb not in ("run", "exec"):
+        parser.error(f"{options.verb} takes no command behind --")
     return options, command
 
 
@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="netlab", description="Emulate sites and WAN links on one machine, and run any program on them."
     )
-    verbs = parser.add_subparsers(dest="name", metavar="COMMAND", required=True)
+    verbs = parser.add_subparsers(dest="verb", metavar="COMMAND", required=True)
 
     def verb(name: str, action: Callable[..., int], text: str, *, profile: bool = True) -> argparse.ArgumentParser:
         made = verbs.add_parser(name, help=text, description=text)
@@ -113,7 +113,38 @@ def _parser() -> argparse.ArgumentParser:
     )
     _json_option(doctor)
     verb("profiles", _profiles, "List the shipped profiles.", profile=False)
+    _lab_verbs(verb)
     return parser
+
+
+def _lab_verbs(verb: Callable[..., argparse.ArgumentParser]) -> None:
+    """The verbs about labs that outlive a command."""
+    from netlab import cli_labs
+
+    up = verb("up", cli_labs.up, "Build a network that stays until netlab down.")
+    up.add_argument("--name", metavar="LAB", required=True, help="what to call it")
+    _carrier_option(up)
+    _hosts_option(up)
+    listing = verb("list", cli_labs.list_labs, "List the labs that are up.", profile=False)
+    _json_option(listing)
+    for name, action, text in (
+        ("down", cli_labs.down, "End a lab and everything in it."),
+        ("exec", cli_labs.execute, "Run a command on a worker of a lab: netlab exec LAB WORKER -- CMD ..."),
+        ("shell", cli_labs.shell, "Open a shell on a worker of a lab."),
+        ("events", cli_labs.events, "What happened to a lab, in order."),
+        ("top", cli_labs.top, "Watch a lab's links live (Ctrl-C ends)."),
+    ):
+        made = verb(name, action, text, profile=False)
+        made.add_argument("lab", metavar="LAB", help="a lab's name (netlab list)")
+        if name in ("exec", "shell"):
+            made.add_argument("worker", metavar="WORKER", help="a worker (SITE-INDEX) or a router (SITE.router)")
+        if name == "events":
+            _json_option(made)
+        if name == "top":
+            made.add_argument(
+                "--interval", type=float, default=1.0, metavar="S", help="seconds between looks (default 1)"
+            )
+            made.add_argument("--count", type=int, metavar="N", help="end after N looks")
 
 
 def _carrier_option(parser: argparse.ArgumentParser) -> None:
@@ -161,9 +192,9 @@ def _plan(options: argparse.Namespace, _command: list[str]) -> int:
 
 def _profiles(_options: argparse.Namespace, _command: list[str]) -> int:
     from netlab.profile import load_profile
-    from netlab.shipped import shipped_names
+    from netlab.shipped import shipped_documents
 
-    for name in shipped_names("networks"):
+    for name in shipped_documents("networks"):
         profile = load_profile(name)
         workers = sum(site.workers for site in profile.sites)
         print(f"{name:28} {len(profile.sites)} sites, {workers} workers, {len(profile.links)} links")

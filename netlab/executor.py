@@ -7,6 +7,7 @@ refused or changed it silently.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import singledispatchmethod
@@ -19,6 +20,7 @@ from pyroute2.netlink.exceptions import NetlinkError
 from netlab import namespaces as ns
 from netlab import plan as p
 from netlab.errors import NetlabError
+from netlab.impairment import Impairment
 from netlab.links import netem, tun
 from netlab.links.relay import Direction, Relay
 from netlab.links.relay_stats import DirectionStats
@@ -46,7 +48,8 @@ class Executor:
         self._index: dict[tuple[str, str], int] = {}
         self._tun: dict[tuple[str, str], int] = {}
         self._directions: list[Direction] = []
-        self._names: list[str] = []
+        self._shapes: dict[str, p.Shape] = {}
+        self.impairments: dict[str, Impairment] = {}
 
     def build(self, plan: p.Plan) -> None:
         """Carry out every operation, then start the relay. Raises ExecutionError naming the operation that failed."""
@@ -70,8 +73,20 @@ class Executor:
         """The relay's counters of every direction, under the plan's names; none when netem carries the links."""
         if self.relay is None:
             return ()
-        found = zip(self._names, self.relay.stats(), strict=True)
+        found = zip(self._shapes, self.relay.stats(), strict=True)
         return tuple(replace(stats, name=name) for name, stats in found)
+
+    def change(self, direction: str, impairment: Impairment) -> int:
+        """Give a direction a new state while traffic flows; returns the CLOCK_MONOTONIC ns from which it holds."""
+        shape = self._shapes[direction]
+        if self.relay is None:
+            netem.apply(self._netlink[shape.node], self._find(shape.node, shape.interface), impairment, shape.mtu)
+            moment = time.monotonic_ns()
+        else:
+            number = list(self._shapes).index(direction)
+            moment = self.relay.change(f"d{number}", **_relayed(impairment))
+        self.impairments[direction] = impairment
+        return moment
 
     def enter(self, node: str) -> Any:
         """Context manager: be in the namespace of ``node``."""
@@ -166,25 +181,21 @@ class Executor:
 
     @apply.register
     def _(self, op: p.Shape) -> None:
+        self._shapes[op.direction] = op
+        self.impairments[op.direction] = op.impairment
         if op.carrier == "netem":
             index = self._find(op.node, op.interface)
             netem.apply(self._netlink[op.node], index, op.impairment, op.mtu)
             return
-        impairment = op.impairment
-        queue = impairment.queue
-        self._names.append(op.direction)
         self._directions.append(
             Direction(
                 name=f"d{len(self._directions)}",  # the relay keeps short names only; ours may be two host names long
                 in_fd=self._tun[op.node, op.interface],
                 out_fd=self._tun[op.to_node, op.to_interface],
-                delay_ns=impairment.delay.ns,
-                rate_bps=impairment.rate.bps if impairment.rate else 0,
-                queue_bytes=(queue.bytes or 0) if queue else 0,
-                queue_packets=(queue.packets or 0) if queue else 0,
-                overhead=impairment.overhead,
-                min_frame=impairment.min_frame,
                 layer=op.layer,
+                overhead=op.impairment.overhead,
+                min_frame=op.impairment.min_frame,
+                **_relayed(op.impairment),
             )
         )
 
@@ -230,3 +241,14 @@ class Executor:
         )
         if note not in self.choices:
             self.choices.append(note)
+
+
+def _relayed(impairment: Impairment) -> dict[str, int]:
+    """What the relay calls the parts of an impairment that can change while it runs."""
+    queue = impairment.queue
+    return {
+        "delay_ns": impairment.delay.ns,
+        "rate_bps": impairment.rate.bps if impairment.rate else 0,
+        "queue_bytes": (queue.bytes or 0) if queue else 0,
+        "queue_packets": (queue.packets or 0) if queue else 0,
+    }

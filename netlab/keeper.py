@@ -1,7 +1,8 @@
 """Pid 1 of a lab: builds it, starts programs in it, answers questions about it, and takes it along when it ends.
 
-Single-threaded on purpose: it forks and changes namespaces, which threads would make unsafe. It serves one
-connection at a time from ``netlab.lab`` and ends as soon as that connection closes.
+Single-threaded on purpose: it forks and changes namespaces, which threads would make unsafe. It serves the connection
+it was born with and, once ``adopt`` gave it a listening socket, others. Without such a socket it ends when its first
+connection closes; with one it lives until it is told to stop. A program ends when the connection that started it does.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import selectors
 import signal
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,12 @@ from netlab import wire
 from netlab.errors import NetlabError
 from netlab.executor import Executor
 from netlab.hosts import process
+from netlab.impairment import Impairment
 from netlab.links.relay_stats import DirectionStats
-from netlab.plan import Plan
+from netlab.plan import Plan, describe_impairment
 
 _STAGE = "/tmp"  # a mount point that exists everywhere; covered for a moment in our private mount namespace
+_PATIENCE_S = 10.0
 
 
 class Keeper:
@@ -32,25 +36,47 @@ class Keeper:
         self._executor = Executor()
         self._own_pids = ns.open_current("pid")
         self._programs: set[int] = set()
+        self._plan: Plan | None = None
+        self._why = ""
+        self._events: list[dict[str, Any]] = []
+        self.listener: socket.socket | None = None
+        self.stopping = False
+        self.started: set[int] = set()
 
-    def build(self, plan: Plan) -> dict[str, Any]:
+    def build(self, plan: Plan, why: str) -> dict[str, Any]:
         """Build the lab; returns what was chosen on the way."""
         ns.mount("proc", "/proc", "proc", ns.MS_NOSUID | ns.MS_NODEV | ns.MS_NOEXEC)
         _replace_file("/etc/hosts", plan.topology.hosts_file)
         self._executor.build(plan)
-        relay = self._executor.relay
-        return {"choices": tuple(self._executor.choices), "realtime": relay.realtime if relay else None}
+        self._plan, self._why = plan, why
+        self._note("up", profile=plan.topology.profile.name, carrier=plan.carrier)
+        return self._built()
 
-    def start(self, node: str, argv: list[str], env: dict[str, str], cwd: str, *descriptors: int) -> int:
-        """Start a program; returns the pid of its init in the lab."""
+    def describe(self) -> tuple[Plan | None, str, dict[str, Any]]:
+        """What was built, why on this carrier, and what was chosen on the way."""
+        return self._plan, self._why, self._built()
+
+    def adopt(self, listening: int) -> None:
+        """Outlive the first connection, and accept others on the given listening socket."""
+        self.listener = socket.socket(fileno=listening)
+
+    def stop(self) -> None:
+        """End the lab once this request is answered."""
+        self.stopping = True
+
+    def start(
+        self, node: str, argv: list[str], env: dict[str, str], cwd: str, terminal: bool, *descriptors: int
+    ) -> int:
+        """Start a program; returns the pid of its init in the lab. ``terminal``: its stdin becomes its terminal."""
         stdin, stdout, stderr, report = descriptors
-        program = process.Program(argv, env, cwd, node, (stdin, stdout, stderr, report))
+        program = process.Program(argv, env, cwd, node, (stdin, stdout, stderr, report), terminal)
         try:
             pid = process.start(program, self._executor.namespaces[node], self._executor.home, self._own_pids)
         finally:
             for fd in descriptors:
                 os.close(fd)
         self._programs.add(pid)
+        self.started.add(pid)
         return pid
 
     def signal(self, pid: int, number: int) -> bool:
@@ -59,6 +85,20 @@ class Keeper:
             return False
         os.kill(pid, number)
         return True
+
+    def change(self, direction: str, impairment: Impairment) -> int:
+        """Give a direction a new full state while traffic flows; returns the CLOCK_MONOTONIC ns from which it held."""
+        moment = self._executor.change(direction, impairment)
+        self._note("change", direction=direction, state=describe_impairment(impairment), at_ns=moment)
+        return moment
+
+    def impairments(self) -> dict[str, Impairment]:
+        """The present state of every direction."""
+        return dict(self._executor.impairments)
+
+    def events(self) -> list[dict[str, Any]]:
+        """What happened to the lab so far, in order."""
+        return list(self._events)
 
     def traffic(self) -> tuple[DirectionStats, ...]:
         """Counters of every relayed direction."""
@@ -85,6 +125,19 @@ class Keeper:
                 return
             self._programs.discard(pid)
 
+    def end_programs(self, pids: set[int]) -> None:
+        """Kill programs whose connection has closed."""
+        for pid in pids & self._programs:
+            os.kill(pid, signal.SIGKILL)
+
+    def _built(self) -> dict[str, Any]:
+        relay = self._executor.relay
+        return {"choices": tuple(self._executor.choices), "realtime": relay.realtime if relay else None}
+
+    def _note(self, kind: str, **details: Any) -> None:
+        stamp = {"time": time.time(), "monotonic_ns": time.monotonic_ns(), "kind": kind}
+        self._events.append(stamp | details)
+
 
 def _replace_file(target: str, text: str) -> None:
     """Cover ``target`` in this mount namespace with a file that lives in a tmpfs which has no other place."""
@@ -97,33 +150,61 @@ def _replace_file(target: str, text: str) -> None:
         ns.unmount(_STAGE)
 
 
+class Server:
+    """Waits for requests on every connection and for ended children."""
+
+    def __init__(self, first: socket.socket) -> None:
+        """Serve ``first``, the connection of whoever made the lab."""
+        self._keeper = Keeper()
+        self._ready = selectors.DefaultSelector()
+        self._started: dict[socket.socket, set[int]] = {}
+        self._wake, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_write)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        self._ready.register(self._wake, selectors.EVENT_READ)
+        self._add(first)
+
+    def run(self) -> None:
+        """Serve until told to stop, or until nobody is left who could."""
+        while not self._keeper.stopping and (self._started or self._keeper.listener):
+            for key, _ in self._ready.select():
+                if key.fileobj == self._wake:
+                    os.read(self._wake, 4096)
+                    self._keeper.reap()
+                elif key.fileobj is self._keeper.listener:
+                    self._add(self._keeper.listener.accept()[0])
+                elif isinstance(key.fileobj, socket.socket):
+                    self._serve(key.fileobj)
+
+    def _add(self, channel: socket.socket) -> None:
+        # A peer that stops in the middle of a message must not stop the lab.
+        channel.settimeout(_PATIENCE_S)
+        self._started[channel] = set()
+        self._ready.register(channel, selectors.EVENT_READ)
+
+    def _serve(self, channel: socket.socket) -> None:
+        listening = self._keeper.listener is not None
+        self._keeper.started = self._started[channel]
+        if not _answer(self._keeper, channel):
+            self._ready.unregister(channel)
+            self._keeper.end_programs(self._started.pop(channel))
+            channel.close()
+        if self._keeper.listener is not None and not listening:
+            self._ready.register(self._keeper.listener, selectors.EVENT_READ)
+
+
 def serve(fd: int) -> None:
-    """Answer requests on the connected socket ``fd`` until it closes."""
-    channel = socket.socket(fileno=fd)
-    keeper = Keeper()
-    wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.set_wakeup_fd(wake_write)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    with selectors.DefaultSelector() as ready:
-        ready.register(channel, selectors.EVENT_READ)
-        ready.register(wake_read, selectors.EVENT_READ)
-        while True:
-            for key, _ in ready.select():
-                if key.fileobj is channel:
-                    if not _answer(keeper, channel):
-                        return
-                else:
-                    os.read(wake_read, 4096)
-                    keeper.reap()
+    """Answer requests on the connected socket ``fd``, and on others once the lab is adopted."""
+    Server(socket.socket(fileno=fd)).run()
 
 
 def _answer(keeper: Keeper, channel: socket.socket) -> bool:
     """Handle one request; False when the other end is gone."""
     try:
         (name, arguments), descriptors = wire.receive(channel)
-    except (EOFError, ConnectionError):
+    except (EOFError, OSError):
         return False
     reply: tuple[str, Any]
     try:
@@ -132,6 +213,6 @@ def _answer(keeper: Keeper, channel: socket.socket) -> bool:
         reply = ("failed", str(error.strerror or error) if isinstance(error, OSError) else str(error))
     try:
         wire.send(channel, reply)
-    except ConnectionError:
+    except OSError:
         return False
     return True

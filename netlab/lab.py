@@ -12,14 +12,16 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from netlab import carriers, topology, verify, wire
+from netlab import carriers, registry, topology, verify, wire
 from netlab.errors import NetlabError, UserError
 from netlab.health import Health, Mark, judge
+from netlab.impairment import Impairment
 from netlab.job import Job, JobResult, Sink
 from netlab.links.relay_stats import DirectionStats
 from netlab.plan import MASTER_PORT, Carrier, Plan, make
@@ -29,7 +31,7 @@ from netlab.topology import Topology, Worker
 CarrierChoice = Literal["auto", "relay", "netem"]
 HostChoice = Literal["process"]
 
-_START_TIMEOUT_S = 60.0
+_STOP_TIMEOUT_S = 10.0
 
 
 class LabError(NetlabError):
@@ -39,8 +41,8 @@ class LabError(NetlabError):
 class Lab:
     """A running network of workers. Make one with ``Lab.start``; it is a context manager that stops itself."""
 
-    def __init__(self, plan: Plan, why: str, process: subprocess.Popen[bytes], channel: socket.socket) -> None:
-        """Not for callers: use ``Lab.start``."""
+    def __init__(self, plan: Plan, why: str, process: subprocess.Popen[bytes] | None, channel: socket.socket) -> None:
+        """Not for callers: use ``Lab.start`` or ``Lab.attach``. ``process`` is None for a lab that others own."""
         self.plan = plan
         self.hosts: HostChoice = "process"
         self._why = why
@@ -51,10 +53,16 @@ class Lab:
 
     @classmethod
     def start(
-        cls, profile: Profile | str | Path, *, carrier: CarrierChoice = "auto", hosts: HostChoice = "process"
+        cls,
+        profile: Profile | str | Path,
+        *,
+        carrier: CarrierChoice = "auto",
+        hosts: HostChoice = "process",
+        name: str | None = None,
     ) -> Lab:
         """Build the network of ``profile`` (a Profile, a path or the name of a shipped one) and return when it is up.
 
+        A lab with a ``name`` outlives this object and this process: ``Lab.attach`` finds it, ``down`` ends it.
         Raises UserError for what the caller can change, LabError for what this machine refused.
         """
         if hosts != "process":
@@ -63,14 +71,51 @@ class Lab:
         laid_out = topology.build(loaded)
         chosen, why = carriers.choose(carrier, laid_out)
         plan = make(laid_out, chosen)
-        process, channel = _open_sandbox()
+        folder = registry.claim(name) if name is not None else None
+        process, channel = _open_sandbox(folder)
         lab = cls(plan, why, process, channel)
         try:
-            lab._built = lab._call("build", plan)
+            lab._built = lab._call("build", plan, why)
+            if name is not None:
+                lab._publish(name, process.pid)
         except BaseException:
             lab.stop()
+            if name is not None:
+                registry.forget(name)
             raise
         return lab
+
+    @classmethod
+    def attach(cls, name: str) -> Lab:
+        """The lab that ``start(name=...)`` or ``netlab up`` made. Closing it leaves the lab up. Raises UserError."""
+        channel = registry.connect(name)
+        request = cls.__new__(cls)
+        request._channel, request._lock, request._process = channel, threading.Lock(), None
+        plan, why, built = request._call("describe")
+        lab = cls(plan, why, None, channel)
+        lab._built = built
+        return lab
+
+    def down(self, name: str) -> None:
+        """End the lab that is up as ``name`` and wait until nothing of it is left."""
+        entry = registry.read(name)
+        self._call("stop")
+        self._channel.close()
+        deadline = time.monotonic() + _STOP_TIMEOUT_S
+        while entry is not None and entry.running() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        registry.forget(name)
+
+    def _publish(self, name: str, pid: int) -> None:
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(registry.folder_of(name) / "socket"))
+            listening.listen()
+            self._call("adopt", descriptors=(listening.fileno(),))
+        ticks = registry.start_ticks(pid)
+        assert ticks is not None
+        entry = registry.Entry(name, self.profile.name, self.carrier, len(self.workers), time.time(), pid, ticks)
+        registry.write(entry)
+        self._process = None  # the lab is nobody's child any more
 
     @property
     def profile(self) -> Profile:
@@ -222,6 +267,21 @@ class Lab:
         """Whether the emulation kept up since ``since``, and if not, why."""
         return judge(since, self.mark(), relay_alive=bool(self._call("relay_alive")))
 
+    def change(self, direction: str, impairment: Impairment) -> int:
+        """Give one direction a new state while traffic flows; returns the CLOCK_MONOTONIC ns from which it held."""
+        moment: int = self._call("change", direction, impairment)
+        return moment
+
+    def impairments(self) -> dict[str, Impairment]:
+        """The present state of every direction, by its name in the plan."""
+        found: dict[str, Impairment] = self._call("impairments")
+        return found
+
+    def events(self) -> list[dict[str, Any]]:
+        """What happened to the lab so far: it came up, it was changed; each with its time."""
+        found: list[dict[str, Any]] = self._call("events")
+        return found
+
     def launch(
         self,
         node: str,
@@ -229,9 +289,13 @@ class Lab:
         env: Mapping[str, str],
         cwd: str,
         descriptors: tuple[int, int, int, int],
+        terminal: bool = False,
     ) -> int:
-        """Start a program on a node with the given stdin, stdout, stderr and report descriptors; returns its handle."""
-        handle: int = self._call("start", node, list(argv), dict(env), cwd, descriptors=descriptors)
+        """Start a program on a node with the given stdin, stdout, stderr and report descriptors; returns its handle.
+
+        With ``terminal``, its stdin (a pseudo-terminal) becomes its controlling terminal.
+        """
+        handle: int = self._call("start", node, list(argv), dict(env), cwd, terminal, descriptors=descriptors)
         return handle
 
     def send_signal(self, handle: int, number: int) -> bool:
@@ -242,8 +306,13 @@ class Lab:
             return False
 
     def stop(self) -> None:
-        """End everything in the lab and wait until it is gone. Does nothing the second time."""
+        """End everything in the lab and wait until it is gone; of a lab that has a name, only let go of it.
+
+        Does nothing the second time.
+        """
         self._channel.close()
+        if self._process is None:
+            return
         try:
             self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:
@@ -274,6 +343,8 @@ class Lab:
         return value
 
     def _last_words(self) -> str:
+        if self._process is None:
+            return ""
         try:
             self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:
@@ -286,21 +357,26 @@ def _discard(_worker: str, _data: bytes) -> None:
     return None
 
 
-def _open_sandbox() -> tuple[subprocess.Popen[bytes], socket.socket]:
+def _open_sandbox(folder: Path | None) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start the process that becomes the lab; one with a ``folder`` of its own does not die with us."""
     ours, theirs = socket.socketpair()
     # PR_SET_PDEATHSIG watches the thread that forked. A lab started from a short-lived thread must outlive it, and
     # then ends by the closed socket alone.
-    parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
+    watched = folder is None and threading.current_thread() is threading.main_thread()
+    parent = os.getpid() if watched else 0
+    log = subprocess.PIPE if folder is None else os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     with theirs:
         process = subprocess.Popen(
             [sys.executable, "-m", "netlab.sandbox", str(theirs.fileno()), str(parent)],
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
+            stderr=log,
             start_new_session=True,
             env={**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": _import_path()},
         )
+    if folder is not None:
+        os.close(log)
     return process, ours
 
 

@@ -21,7 +21,7 @@ links: [{between: [a, b], rtt: 20ms, rate: 100mbit}]
 Netlab = Callable[..., subprocess.CompletedProcess[bytes]]
 
 
-@pytest.fixture()
+@pytest.fixture
 def plain_profile(tmp_path: Path) -> Path:
     """Two sites of one worker, 20 ms, 100 Mbit/s: the base profile of the reported faults."""
     path = tmp_path / "p.yaml"
@@ -29,7 +29,7 @@ def plain_profile(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture()
+@pytest.fixture
 def netlab() -> Netlab:
     """Run the netlab command and collect what it printed."""
 

@@ -11,9 +11,11 @@ pipe that closes without a line means that the init itself was killed.
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import signal
+import termios
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
@@ -28,13 +30,17 @@ COMMAND_NOT_EXECUTABLE = 126
 
 @dataclass(frozen=True)
 class Program:
-    """What to start and as what: ``descriptors`` are stdin, stdout, stderr and the report pipe, in this order."""
+    """What to start and as what: ``descriptors`` are stdin, stdout, stderr and the report pipe, in this order.
+
+    With ``terminal``, stdin is a terminal that becomes the program's own, so that a shell has job control.
+    """
 
     argv: Sequence[str]
     env: Mapping[str, str]
     cwd: str
     hostname: str
     descriptors: tuple[int, int, int, int]
+    terminal: bool = False
 
 
 def start(program: Program, network: int, home: int, own_pids: int) -> int:
@@ -99,7 +105,11 @@ def _fork_program(program: Program, report: int) -> int:
     if child:
         return child
     try:
-        os.setpgid(0, 0)
+        if program.terminal:
+            os.setsid()
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        else:
+            os.setpgid(0, 0)
         for number in signal.valid_signals():
             if number not in (signal.SIGKILL, signal.SIGSTOP):
                 signal.signal(number, signal.SIG_DFL)  # Python ignores SIGPIPE and the keeper more than that

@@ -20,7 +20,7 @@ def lab() -> Iterator[Lab]:
         yield running
 
 
-@pytest.fixture()
+@pytest.fixture
 def mark() -> tuple[dict[str, str], Callable[[], list[int]]]:
     """An environment that marks every process started with it, and a way to find those that are alive."""
     name, value = "NETLAB_TEST_MARK", uuid.uuid4().hex
