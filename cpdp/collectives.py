@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -95,13 +96,35 @@ class Collectives:
         except RuntimeError as error:
             raise self._lost("barrier", error) from error
 
+    def label_broadcasts(self, purpose: str) -> None:
+        """Say what DDP's next broadcasts carry: "buffers", or the "buckets" it agrees on after its first
+        backward.
+        """
+        self._tap.broadcasts = purpose
+
+    @contextmanager
+    def averaged(self, tensors: Sequence[Tensor]) -> Iterator[None]:
+        """Hold the workers' mean in each tensor for the length of the block, then what was there before."""
+        saved = [tensor.detach().clone() for tensor in tensors]
+        with torch.no_grad():
+            for tensor in tensors:
+                mean = tensor.detach().clone().flatten()
+                for _, chunk in self.sum_in_chunks([(mean, "evaluation")]):
+                    mean[chunk].div_(self.world)
+                tensor.copy_(mean.view_as(tensor))
+        yield
+        with torch.no_grad():
+            for tensor, before in zip(tensors, saved, strict=True):
+                tensor.copy_(before)
+
     def data_parallel(
         self, module: nn.Module, *, bucket_mb: int, find_unused: bool, forward_buffers: bool
     ) -> nn.Module:
         """Torch's DistributedDataParallel around a module; a world of one keeps the module itself.
 
-        `forward_buffers`: before each forward pass after a synchronised one, broadcast rank 0's buffers (torch's
-        default). Gradients are views into DDP's buckets, which saves a copy each way and changes no value.
+        `forward_buffers`: before each forward pass after a synchronised one, broadcast rank 0's buffers
+        (torch's default). Gradients are views into DDP's buckets, which saves a copy each way and changes no
+        value.
         """
         if self.world == 1:
             return module
@@ -131,7 +154,8 @@ class Collectives:
             raise self._lost(what, error) from error
 
     def _lost(self, what: str, error: RuntimeError) -> PeerLost:
-        return PeerLost(f"rank {self.rank}: {what} failed: {first_line(error)}")
+        doing = self.recorder.last_activity()
+        return PeerLost(f"rank {self.rank}, {doing}: {what} failed: {first_line(error)}")
 
 
 def _reported_all_reduce(state: Collectives, bucket: Any) -> torch.futures.Future[Tensor]:

@@ -74,6 +74,7 @@ class DataParallel(nn.Module):
         self._accumulating = False
         self._last_backward_synced: bool | None = None
         self._operations_before: int | None = None
+        self._arming = "buffers"
         self._position = position(1, steps_per_epoch)
         self._hooks = (
             module.register_forward_pre_hook(self._enter_module),
@@ -94,6 +95,8 @@ class DataParallel(nn.Module):
         synced = self.strategy.reduces_gradients(self._position) and not self._accumulating
         if isinstance(inner, DistributedDataParallel):
             inner.require_backward_grad_sync = synced
+            self._arming = "buffers" if inner.will_sync_module_buffers() else "buckets"
+            self.collectives.label_broadcasts(self._arming)
         self.recorder.switch("forward")
         self._operations_before = self.recorder.operations()
         output = inner(*inputs, **named)
@@ -149,7 +152,7 @@ class DataParallel(nn.Module):
         """DDP has done what it does before a forward pass; if that used the network, the time was exposed."""
         before, self._operations_before = self._operations_before, None
         if before is not None and self.recorder.operations() > before:
-            self.recorder.rename("exposed.buffers")
+            self.recorder.rename(f"exposed.{self._arming}")
             self.recorder.switch("forward")
 
     def _watch(self, output: Any, forward: _Forward) -> None:

@@ -38,13 +38,17 @@ def tensor_bytes(tensors: Any) -> int:
 
 
 class Tap:
-    """Reports the collectives of one process group while it is attached."""
+    """Reports the collectives of one process group while it is attached.
+
+    DDP issues operations without saying what for: its all-reduces carry gradients, its broadcasts `broadcasts`.
+    """
 
     def __init__(self, recorder: Recorder, group: Any = None) -> None:
         """Prepare; `group` None means the default group."""
         self.recorder = recorder
         self._group = group
         self._purpose: str | None = None
+        self.broadcasts = "buffers"
         self._open: dict[int, PendingOperation] = {}
         self.hooked = False
 
@@ -89,7 +93,7 @@ class Tap:
         began = time.monotonic_ns()
         kind = _KINDS.get(args.name.name, args.name.name.lower())
         size = tensor_bytes(args.input_tensors)
-        self._open[args.op_id] = self.recorder.operation(kind, self._purpose or _guess(kind), size)
+        self._open[args.op_id] = self.recorder.operation(kind, self._purpose or self._guess(kind), size)
         self.recorder.spend(time.monotonic_ns() - began)
 
     def _after(self, args: Any) -> None:
@@ -99,7 +103,6 @@ class Tap:
             self.follow(operation, args.work)
         self.recorder.spend(time.monotonic_ns() - began)
 
-
-def _guess(kind: str) -> str:
-    """What an operation carries that torch issued by itself: DDP reduces gradients and broadcasts buffers."""
-    return {"all_reduce": "gradients", "broadcast": "buffers"}.get(kind, "other")
+    def _guess(self, kind: str) -> str:
+        """What an operation carries that torch issued by itself."""
+        return {"all_reduce": "gradients", "broadcast": self.broadcasts}.get(kind, "other")

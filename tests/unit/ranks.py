@@ -5,17 +5,40 @@ returns the results by rank. `function` must be importable (defined at the top o
 """
 
 import atexit
+import json
 import multiprocessing
 import os
+import socket
+import subprocess
+import sys
 import tempfile
 import time
 import traceback
 import warnings
 from datetime import timedelta
+from pathlib import Path
 
 _context = multiprocessing.get_context("spawn")
 _pools = {}
 TIMEOUT_S = 60
+
+
+def start_workers(cell, folder, world=2, env=None):
+    """Start `python -m cpdp.worker` once per rank on loopback; returns the processes."""
+    path = Path(folder) / "cell.json"
+    path.write_text(json.dumps(cell))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    common = {**os.environ, "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    common |= {"GLOO_SOCKET_IFNAME": "lo", **(env or {})}
+    command = [sys.executable, "-W", "error", "-m", "cpdp.worker", str(path), "--out", str(folder)]
+    return [
+        subprocess.Popen(
+            command, env={**common, "RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(world)
+    ]
 
 
 def run_ranks(world, function, *args, contexts=1):
