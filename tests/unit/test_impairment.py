@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netlab.errors import UnitError
-from netlab.impairment import Impairment, Queue, QueueRule, derive_queue, full_frame
+from netlab.impairment import ETHERNET, Impairment, Queue, QueueRule, derive_queue
 from netlab.units import Delay, Rate
 
 
@@ -88,8 +88,8 @@ def test_the_derived_queue_is_one_product_but_always_passes_two_frames(rate, rtt
 def test_no_derived_queue_is_below_its_floors_or_a_byte_above_the_product(bps, rtt_ns, mtu):
     queue = derive_queue(Rate(bps), Delay(rtt_ns), mtu)
     assert queue.bytes is not None
-    assert queue.bytes >= 2 * full_frame(mtu)
-    floor = max(2 * full_frame(mtu), 262_144 if bps >= 200_000_000 else 0)
+    assert queue.bytes >= 2 * ETHERNET.wire_bytes(mtu)
+    floor = max(2 * ETHERNET.wire_bytes(mtu), 262_144 if bps >= 200_000_000 else 0)
     product_bits_ns = bps * rtt_ns
     assert queue.bytes == floor or 0 <= queue.bytes * 8 * 10**9 - product_bits_ns < 8 * 10**9
 
