@@ -164,7 +164,7 @@ def _raw_terminal(master: int) -> Iterator[None]:
 
     resize()
     signal.signal(signal.SIGWINCH, resize)
-    tty.setraw(0)
+    tty.setraw(0, termios.TCSANOW)  # not TCSAFLUSH: what was typed ahead is for the shell
     try:
         yield
     finally:

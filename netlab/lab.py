@@ -107,9 +107,7 @@ class Lab:
         registry.forget(name)
 
     def _publish(self, name: str, pid: int) -> None:
-        with socket.socket(socket.AF_UNIX) as listening:
-            listening.bind(str(registry.folder_of(name) / "socket"))
-            listening.listen()
+        with registry.listen(name) as listening:
             self._call("adopt", descriptors=(listening.fileno(),))
         ticks = registry.start_ticks(pid)
         assert ticks is not None

@@ -12,6 +12,8 @@ import re
 import shutil
 import socket
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -124,11 +126,31 @@ def prune() -> list[str]:
     return removed
 
 
+def listen(name: str) -> socket.socket:
+    """The socket on which the lab ``name`` is to be reached."""
+    listening = socket.socket(socket.AF_UNIX)
+    with _short_path(folder_of(name)) as path:
+        listening.bind(path)
+    listening.listen()
+    return listening
+
+
+@contextmanager
+def _short_path(folder: Path) -> Iterator[str]:
+    """A name for ``folder``/socket that fits into the 107 bytes of a socket address, however deep the folder lies."""
+    opened = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{opened}/socket"
+    finally:
+        os.close(opened)
+
+
 def connect(name: str) -> socket.socket:
     """A connection to the lab ``name``. Raises UserError naming those that are up."""
     channel = socket.socket(socket.AF_UNIX)
     try:
-        channel.connect(str(folder_of(name) / "socket"))
+        with _short_path(folder_of(name)) as path:
+            channel.connect(path)
     except OSError:
         channel.close()
         known = ", ".join(entry.name for entry in entries()) or "none"
