@@ -214,8 +214,13 @@ class Impairment:
     @property
     def per_packet(self) -> bool:
         """Whether every single packet is judged, so that senders must not hand over units of several packets."""
-        judged = (self.jitter, self.loss, self.duplicate, self.reorder, self.corrupt, self.codel)
-        return any(part is not None for part in judged)
+        return self.random or self.codel is not None
+
+    @property
+    def random(self) -> bool:
+        """Whether the seed matters."""
+        drawn = (self.jitter, self.loss, self.duplicate, self.reorder, self.corrupt)
+        return any(part is not None for part in drawn)
 
     def wire_bytes(self, ip_bytes: int) -> int:
         """Byte times for which a packet of `ip_bytes` occupies the link."""

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
+from netlab.describe import describe_impairment as describe_impairment
+from netlab.describe import impairment_json
 from netlab.errors import PlanError
 from netlab.impairment import OFFLOAD_QUEUE_BYTES, OFFLOAD_RATE_BPS, Impairment
 from netlab.profile import Tcp
@@ -240,19 +242,6 @@ class Plan:
         }
 
 
-def describe_impairment(impairment: Impairment) -> str:
-    """One line for people: delay, rate, queue."""
-    parts = [f"delay {impairment.delay}"]
-    if impairment.rate is not None:
-        parts.append(f"rate {impairment.rate} (+{impairment.overhead} B framing per packet)")
-    queue = impairment.queue
-    if queue is not None:
-        limits = [f"{queue.bytes} B"] if queue.bytes is not None else []
-        limits += [f"{queue.packets} packets"] if queue.packets is not None else []
-        parts.append("queue " + ", ".join(limits) + (" (derived)" if impairment.queue_derived else ""))
-    return ", ".join(parts)
-
-
 def make(topology: Topology, carrier: Carrier) -> Plan:
     """Order the operations that build ``topology`` with its joints carried by ``carrier``.
 
@@ -366,23 +355,10 @@ def _congestion_control(topology: Topology) -> Iterator[Operation]:
 
 
 def _joint_json(joint: Joint) -> dict[str, Any]:
-    directions = []
-    for name, near, far, impairment in joint.directions:
-        queue = impairment.queue
-        directions.append(
-            {
-                "name": name,
-                "from": near.node,
-                "to": far.node,
-                "delay_ns": impairment.delay.ns,
-                "rate_bps": None if impairment.rate is None else impairment.rate.bps,
-                "queue_bytes": None if queue is None else queue.bytes,
-                "queue_packets": None if queue is None else queue.packets,
-                "queue_derived": impairment.queue_derived,
-                "overhead_bytes": impairment.overhead,
-                "min_frame_bytes": impairment.min_frame,
-            }
-        )
+    directions = [
+        {"name": name, "from": near.node, "to": far.node, **impairment_json(impairment)}
+        for name, near, far, impairment in joint.directions
+    ]
     return {"link": joint.name, "kind": joint.kind, "mtu": joint.mtu, "directions": directions}
 
 
