@@ -159,9 +159,10 @@ def set_qdisc(ipr: Any, ifindex: int, settings: codec.Settings, name: str = "") 
     message = codec.NetemMessage()
     message["index"], message["handle"], message["parent"] = ifindex, HANDLE, TC_H_ROOT
     message["attrs"] = [("TCA_KIND", codec.KIND), ("TCA_OPTIONS", codec.encode(settings))]
-    flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE
+    message["header"]["type"] = RTM_NEWQDISC
+    message["header"]["flags"] = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE
     try:
-        tuple(ipr.nlm_request(message, RTM_NEWQDISC, flags))
+        ipr.nlm_request_batch([message])
     except NetlinkError as error:
         raise NetlabError(
             f"the kernel refuses a netem qdisc on {name or ifindex}: {error}; `netlab doctor` says what is missing"
