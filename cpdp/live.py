@@ -149,6 +149,7 @@ class LiveView:
         self._clock.cell_started()
         self._current = cell
         self._progress = Progress(0, 0.0)
+        self._live.refresh()
 
     def progress(self, progress: Progress) -> None:
         """Kept until the next drawing."""
@@ -165,6 +166,7 @@ class LiveView:
         summed = summary.summarise(run, found.cells[found.cells["state"] != "missing"])
         shown = summed.phases[cell.phase.name]
         self._table = screen.strategies_table(shown, self._console.width, published=cell.phase.name in summed.published)
+        self._live.refresh()
 
     def message(self, text: str) -> None:
         """Above the part that is redrawn."""

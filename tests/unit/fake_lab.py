@@ -176,10 +176,11 @@ class FakeLab:
                         writer.write(EvalEvent(step.n, step.n // 4, step.end_ns, 0.3 * step.n / 4, 0.5))
                 if not cut:
                     writer.write(EndEvent(now, ok=True))
-        time.sleep(max(0.0, (now - time.monotonic_ns()) / 1e9) + 0.005)
         if not (self.bypass and self.bypass in spec["id"]):
             sent = sum(op.bytes for step in steps for op in step.ops)
             self.counts = {name: count + sent for name, count in self.counts.items()}
+
+        time.sleep(max(0.0, (now - time.monotonic_ns()) / 1e9) + 0.005)
 
 
 def fast(step: StepEvent, start: int) -> StepEvent:

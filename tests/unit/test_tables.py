@@ -239,6 +239,7 @@ def test_counters_are_interpolated_between_samples():
     assert wire.bytes_between([], 0, 1) is None
     assert wire.bytes_around(samples, 50, 90) == {"a>b": 1000}
     assert wire.bytes_around(samples, 110, 200) == {"a>b": 0}
+    assert wire.bytes_around(samples, 50, 301) is None
 
 
 def test_a_cell_whose_bytes_took_another_way_is_found_out():
