@@ -18,8 +18,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from uml_launch import environment
-
 HERE = Path(__file__).resolve().parent
 MEMORY = "1G"
 INSIDE = "/run/scratch"  # where the command finds the scratch folder
@@ -65,7 +63,7 @@ def guest(argv: Sequence[str], *, cwd: Path, env: Mapping[str, str], timeout_s: 
     scratch = Path(tempfile.mkdtemp(prefix="netlab-uml-"))
     try:
         needed = sorted({str(cwd), str(HERE), sys.prefix, sys.base_prefix})
-        request = {"argv": list(argv), "cwd": str(cwd), "env": environment() | dict(env)}
+        request = {"argv": list(argv), "cwd": str(cwd), "env": dict(env)}
         request |= {"modules": MODULES, "keep": [one for one in needed if one.startswith(IN_MEMORY)]}
         (scratch / "request.json").write_text(json.dumps(request))
         yield _run(kernel, scratch, timeout_s)
@@ -75,7 +73,8 @@ def guest(argv: Sequence[str], *, cwd: Path, env: Mapping[str, str], timeout_s: 
 
 def _run(kernel: str, scratch: Path, timeout_s: float) -> Outcome:
     command = [sys.executable, "-I", "-S", str(HERE / "uml_launch.py"), str(scratch), *command_line(kernel, scratch)]
-    process = subprocess.Popen(command, start_new_session=True, env={**os.environ, "TMPDIR": _memory_folder()})
+    env = {**os.environ, "TMPDIR": _memory_folder(), "LD_PRELOAD": _compile_preload(scratch)}
+    process = subprocess.Popen(command, start_new_session=True, env=env)
     try:
         process.wait(timeout_s)
     except subprocess.TimeoutExpired:
@@ -98,9 +97,20 @@ def command_line(kernel: str, scratch: Path) -> list[str]:
         *(f"mem={MEMORY}", f"uml_dir={scratch}", "umid=kernel", "quiet"),
         *("rootfstype=hostfs", "rootflags=/", "ro"),
         *("con=null", "con0=null,fd:1"),
-        *(f"{name}={value}" for name, value in environment().items() if name == "GLIBC_TUNABLES"),
         *(f"init={sys.executable}", "--", "-I", "-S", str(HERE / "uml_init.py"), str(scratch)),
     ]
+
+
+def _compile_preload(scratch: Path) -> str:
+    """What makes user-mode Linux run on processors with large registers: see the source."""
+    library = scratch / "wide_registers.so"
+    command = ["cc", "-std=gnu11", "-O2", "-shared", "-fPIC", "-o", str(library), str(HERE / "wide_registers.c")]
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        said = getattr(error, "stderr", "")
+        raise GuestError(f"wide_registers.c could not be compiled: {error} {said}") from error
+    return str(library)
 
 
 def _memory_folder() -> str:
