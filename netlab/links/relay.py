@@ -43,6 +43,12 @@ MEMORY_CAP_CEILING = 2048 * MIB
 MEMORY_CAP_UNLIMITED_RATE = 1024 * MIB
 MEMORY_START_CEILING = 32 * MIB
 
+# Waking by a timer takes 20-100 us (the processor's idle state, in a virtual machine also the host's). A thread
+# therefore wakes up earlier by what it has lately taken, and spins; that costs little more than a late wake-up.
+# Measured on 2 cores with 8.3 ms one way: median lateness 22-57 us without, under 1 us with, idle or busy.
+SPIN_CAP_NS = 100_000
+SPIN_PERMILLE = 100  # of a processor for each direction, and of the machine for all
+
 Scheduling = Literal["normal", "nice", "fifo"]
 
 
@@ -170,6 +176,11 @@ class Relay:
         """Whether the packet memory prepared at the start is locked (never paged out)."""
         return all(self._direction(index).memory_locked for index in self._index.values())
 
+    @property
+    def kernel_stamps(self) -> bool:
+        """Whether arrival times come from the kernel; else a packet arrives when the relay gets to read it."""
+        return all(self._direction(index).kernel_stamps for index in self._index.values())
+
     def alive(self) -> bool:
         """Return whether the process runs and every direction is being carried."""
         running = (self._direction(index).state == _lib.NL_RUNNING for index in self._index.values())
@@ -274,6 +285,8 @@ def _fill_shared(
     shared.abi_version = _lib.NL_ABI_VERSION
     shared.directions = len(directions)
     shared.realtime = realtime
+    shared.spin_cap_ns = SPIN_CAP_NS
+    shared.spin_permille = min(SPIN_PERMILLE, SPIN_PERMILLE * len(os.sched_getaffinity(0)) // len(directions))
     for index, (direction, wake_fd) in enumerate(zip(directions, wake_fds, strict=True)):
         target = _lib.nl_shared_direction(shared, index)
         target.name = direction.name.encode()

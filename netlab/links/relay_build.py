@@ -13,7 +13,7 @@ from pathlib import Path
 from cffi import FFI
 
 CORE = Path(__file__).parent / "core"
-SOURCES = ("link.c", "histogram.c", "store.c", "headers.c", "pump.c", "relay.c")
+SOURCES = ("link.c", "histogram.c", "store.c", "stamps.c", "headers.c", "schedule.c", "pump.c", "relay.c")
 WARNINGS = ("-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Wno-sign-conversion")
 
 

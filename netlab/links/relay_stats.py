@@ -29,7 +29,8 @@ class DirectionStats:
     bytes_out: int
     wire_bytes_out: int
     drops_queue: int  # by the modelled queue: part of the emulation
-    drops_memory: int  # everything from here on is not: a run with such drops is not valid
+    drops_device: int  # everything from here on is not: a run with such drops is not valid
+    drops_memory: int
     drops_malformed: int
     drops_write_busy: int
     drops_write_down: int
@@ -43,6 +44,7 @@ class DirectionStats:
     wakeups: int
     spin_ns: int
     cpu_ns: int  # processor time of the direction's thread
+    saturated_ns: int  # time in which the thread took nearly all of a processor: the emulation may not have kept up
     updated_ns: int  # CLOCK_MONOTONIC; in a difference: the length of the interval
     lateness_max_ns: int  # since the start, also in a difference
     lateness_sum_ns: int
@@ -53,7 +55,7 @@ class DirectionStats:
     def drops_other(self) -> int:
         """Packets lost for any reason that the model does not ask for."""
         writes = self.drops_write_busy + self.drops_write_down + self.drops_write_bad + self.drops_write_other
-        return self.drops_memory + self.drops_malformed + writes
+        return self.drops_device + self.drops_memory + self.drops_malformed + writes
 
     def lateness_quantile(self, q: float) -> int | None:
         """Upper bound of the bucket that holds the q-quantile (0 < q <= 1) of the lateness, in ns; None: no

@@ -55,6 +55,8 @@ struct nl_link {
     uint64_t last_release_ns; /* releases never run backwards */
     uint64_t prior_release_ns;       /* the same, before the packet in service */
     struct nl_packet *in_service;    /* the packet whose last bit leaves at free_ns, while that is in the future */
+    uint32_t service_wire_bytes;     /* of the packet that was last in service */
+    uint32_t service_segments;
     struct nl_packet *queue_head, *queue_tail;   /* accepted, not yet started */
     struct nl_packet *flight_head, *flight_tail; /* started: their release times are fixed */
     uint64_t queue_wire_bytes;
@@ -94,8 +96,9 @@ struct nl_stats {
     uint64_t units_in, units_out;     /* reads from and writes to the devices */
     uint64_t bytes_in, bytes_out;     /* IP bytes */
     uint64_t wire_bytes_out;
-    uint64_t drops_queue;      /* the model's queue was full */
-    uint64_t drops_memory;     /* no memory left for a packet that the model would have held: the run is not valid */
+    uint64_t drops_queue;   /* the model's queue was full */
+    uint64_t drops_device;  /* lost by the kernel in the device's own queue before we could read them (if stamps) */
+    uint64_t drops_memory;  /* no memory left for a packet that the model would have held: the run is not valid */
     uint64_t drops_malformed;  /* shorter than its headers say */
     uint64_t drops_write_busy; /* the out device answered EAGAIN, ENOBUFS or ENOMEM */
     uint64_t drops_write_down; /* EIO: the out device is down */
@@ -106,8 +109,9 @@ struct nl_stats {
     uint64_t held_bytes_peak; /* memory in use for packets */
     uint64_t busy_ns;         /* time in which the rate limiter was sending */
     uint64_t wakeups;
-    uint64_t spin_ns;       /* time spent spinning before a release */
-    uint64_t cpu_ns;        /* processor time of the thread */
+    uint64_t spin_ns;      /* time spent spinning before a release */
+    uint64_t cpu_ns;       /* processor time of the thread */
+    uint64_t saturated_ns; /* time in which the thread took nearly all of a processor */
     uint64_t updated_ns;    /* when the thread last wrote these */
     uint64_t lateness_max_ns;
     uint64_t lateness_sum_ns;
@@ -121,6 +125,7 @@ struct nl_direction {
     uint32_t state;       /* enum nl_state */
     uint32_t scheduling;  /* enum nl_scheduling */
     uint32_t memory_locked;
+    uint32_t kernel_stamps; /* arrival times come from the kernel, not from when the packet was read */
     int32_t ended_errno;  /* why the thread ended, 0: it was asked to */
     uint32_t thread_id;
     uint64_t memory_cap_bytes;
@@ -136,14 +141,16 @@ struct nl_shared {
     uint32_t abi_version;
     uint32_t directions;
     uint32_t realtime; /* asked for */
-    uint32_t spin_cap_ns;
+    uint32_t spin_cap_ns;   /* wake up at most so long before a release, and spin until it */
+    uint32_t spin_permille; /* of a processor, which each thread may spend on that */
     uint32_t stop;
-    uint32_t spare;
 };
 
 size_t nl_shared_bytes(uint32_t directions);
 struct nl_direction *nl_shared_direction(struct nl_shared *shared, uint32_t index);
 void nl_params_publish(struct nl_direction *direction, const struct nl_params *params, uint64_t memory_cap_bytes);
+int nl_params_read(const struct nl_direction *direction, uint64_t *sequence, struct nl_params *params,
+                   uint64_t *memory_cap_bytes);
 uint64_t nl_params_taken(const struct nl_direction *direction);
 void nl_stats_read(const struct nl_direction *direction, struct nl_stats *out);
 

@@ -77,6 +77,12 @@ static void transmit(struct nl_link *link, uint64_t work)
     link->free_rem = total % rate;
 }
 
+/* When the last bit of all that was started has left, rounded up: never early. */
+static uint64_t last_bit_ns(const struct nl_link *link)
+{
+    return link->free_ns + (link->free_rem != 0);
+}
+
 /* Let a packet travel whose last bit leaves at sent_ns. Packets keep their order, whatever delay_ns was before. */
 static void propagate(struct nl_link *link, struct nl_packet *packet, uint64_t sent_ns)
 {
@@ -102,45 +108,45 @@ static void start_head(struct nl_link *link)
 
     link->prior_release_ns = link->last_release_ns;
     link->in_service = packet;
-    propagate(link, packet, link->free_ns + (link->free_rem != 0));
+    link->service_wire_bytes = packet->wire_bytes;
+    link->service_segments = packet->segments;
+    propagate(link, packet, last_bit_ns(link));
 }
 
 /* Start every waiting packet whose turn has come by now_ns. */
 static void serve(struct nl_link *link, uint64_t now_ns)
 {
-    while (link->queue_head && link->free_ns + (link->free_rem != 0) <= now_ns)
+    while (link->queue_head && last_bit_ns(link) <= now_ns)
         start_head(link);
-    if (link->free_ns <= now_ns)
+    if (last_bit_ns(link) <= now_ns)
         link->in_service = NULL;
 }
 
-/* Work of the packet in service that is not yet done at now_ns, in bits x 1e9. */
-static uint64_t unsent_work(const struct nl_link *link, uint64_t now_ns)
+/* What had not been sent at at_ns, the rest of the packet in service included; propagation does not count. at_ns may lie
+ * before what the model has already served: up to free_ns the transmitter has been busy without a break. Packets that
+ * were finished since then are counted as if they had been of the size of the last. */
+void nl_link_backlog(const struct nl_link *link, uint64_t at_ns, uint64_t *wire_bytes, uint64_t *packets)
 {
-    if (!link->in_service || link->free_ns < now_ns)
-        return 0;
-    return (link->free_ns - now_ns) * link->params.rate_bps + link->free_rem;
-}
-
-/* What has not been sent at now_ns, the rest of the packet in service included; propagation does not count. */
-void nl_link_backlog(const struct nl_link *link, uint64_t now_ns, uint64_t *wire_bytes, uint64_t *packets)
-{
-    uint64_t unsent = (unsent_work(link, now_ns) + WORK_PER_BYTE - 1) / WORK_PER_BYTE;
-    *wire_bytes = link->queue_wire_bytes + unsent;
+    *wire_bytes = link->queue_wire_bytes;
     *packets = link->queue_packets;
+    if (link->free_ns < at_ns || !link->params.rate_bps)
+        return;
+    unsigned __int128 work = (unsigned __int128)(link->free_ns - at_ns) * link->params.rate_bps + link->free_rem;
+    uint64_t unsent = (uint64_t)((work + WORK_PER_BYTE - 1) / WORK_PER_BYTE);
+    *wire_bytes += unsent;
     if (unsent) {
-        uint64_t wire = link->in_service->wire_bytes;
-        *packets += (unsent * link->in_service->segments + wire - 1) / wire;
+        uint64_t wire = link->service_wire_bytes;
+        *packets += (unsent * link->service_segments + wire - 1) / wire;
     }
 }
 
-static int fits(const struct nl_link *link, const struct nl_packet *packet, uint64_t now_ns)
+static int fits(const struct nl_link *link, const struct nl_packet *packet)
 {
     const struct nl_params *p = &link->params;
     uint64_t bytes, packets;
     if (!p->queue_bytes && !p->queue_packets)
         return 1;
-    nl_link_backlog(link, now_ns, &bytes, &packets);
+    nl_link_backlog(link, packet->arrival_ns, &bytes, &packets);
     if (bytes == 0)
         return 1; /* an empty queue takes any packet: a limit below one MTU must not close the link */
     return (!p->queue_bytes || bytes + packet->wire_bytes <= p->queue_bytes)
@@ -148,22 +154,23 @@ static int fits(const struct nl_link *link, const struct nl_packet *packet, uint
 }
 
 /* Hand the model a packet whose length, header and gso_size are set. On NL_ACCEPT the model keeps it until
- * nl_link_take returns it. now_ns must not run backwards from call to call. */
-int nl_link_offer(struct nl_link *link, struct nl_packet *packet, uint64_t now_ns)
+ * nl_link_take returns it. arrival_ns must not run backwards from packet to packet, but it may lie before the time of
+ * the last take: news of a packet may come late. */
+int nl_link_offer(struct nl_link *link, struct nl_packet *packet, uint64_t arrival_ns)
 {
     nl_packet_measure(&link->params, packet);
-    packet->arrival_ns = now_ns;
+    packet->arrival_ns = arrival_ns;
     if (!link->params.rate_bps) {
-        propagate(link, packet, now_ns);
+        propagate(link, packet, arrival_ns);
         return NL_ACCEPT;
     }
-    serve(link, now_ns);
-    if (!fits(link, packet, now_ns))
+    serve(link, arrival_ns);
+    if (!fits(link, packet))
         return NL_DROP_QUEUE;
     append(&link->queue_head, &link->queue_tail, packet);
     link->queue_wire_bytes += packet->wire_bytes;
     link->queue_packets += packet->segments;
-    serve(link, now_ns);
+    serve(link, arrival_ns);
     return NL_ACCEPT;
 }
 
@@ -216,7 +223,7 @@ void nl_link_change(struct nl_link *link, const struct nl_params *params, uint64
     if (link->params.rate_bps)
         serve(link, now_ns);
     struct nl_packet *current = link->in_service;
-    uint64_t unsent = unsent_work(link, now_ns);
+    uint64_t unsent = current ? (link->free_ns - now_ns) * link->params.rate_bps + link->free_rem : 0;
     link->params = *params;
     if (current) {
         link->busy_ns -= link->free_ns - now_ns;
@@ -225,10 +232,10 @@ void nl_link_change(struct nl_link *link, const struct nl_params *params, uint64
         if (params->rate_bps)
             transmit(link, unsent);
         link->busy_ns += link->free_ns - now_ns;
-        current->release_ns = max_u64(link->free_ns + (link->free_rem != 0) + params->delay_ns, link->prior_release_ns);
+        current->release_ns = max_u64(last_bit_ns(link) + params->delay_ns, link->prior_release_ns);
         link->last_release_ns = current->release_ns;
     } else {
-        link->free_ns += link->free_rem != 0; /* the remainder is in units of the old rate */
+        link->free_ns = last_bit_ns(link); /* the remainder is in units of the old rate */
         link->free_rem = 0;
     }
     if (!params->rate_bps)

@@ -6,18 +6,15 @@
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define FIFO_PRIORITY 10
 #define THREAD_STACK_BYTES ((size_t)256 << 10)
 #define READY_POLL_MS 1
 
@@ -42,10 +39,26 @@ void nl_params_publish(struct nl_direction *direction, const struct nl_params *p
 {
     uint64_t sequence = direction->sequence;
     __atomic_store_n(&direction->sequence, sequence + 1, __ATOMIC_RELAXED);
-    __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    direction->params = *params;
-    direction->memory_cap_bytes = memory_cap_bytes;
+    const uint64_t *from = (const uint64_t *)(const void *)params;
+    uint64_t *to = (uint64_t *)(void *)&direction->params;
+    for (size_t i = 0; i < sizeof *params / sizeof *to; i++)
+        __atomic_store_n(&to[i], from[i], __ATOMIC_RELEASE); /* never seen before the odd sequence */
+    __atomic_store_n(&direction->memory_cap_bytes, memory_cap_bytes, __ATOMIC_RELEASE);
     __atomic_store_n(&direction->sequence, sequence + 2, __ATOMIC_RELEASE);
+}
+
+/* The reader's half: 1, or 0 while the writer is at it (it wakes the reader once more). */
+int nl_params_read(const struct nl_direction *direction, uint64_t *sequence, struct nl_params *params,
+                   uint64_t *memory_cap_bytes)
+{
+    uint64_t before = __atomic_load_n(&direction->sequence, __ATOMIC_ACQUIRE);
+    const uint64_t *from = (const uint64_t *)(const void *)&direction->params;
+    uint64_t *to = (uint64_t *)(void *)params;
+    for (size_t i = 0; i < sizeof *params / sizeof *to; i++)
+        to[i] = __atomic_load_n(&from[i], __ATOMIC_ACQUIRE); /* never later than the second look at the sequence */
+    *memory_cap_bytes = __atomic_load_n(&direction->memory_cap_bytes, __ATOMIC_ACQUIRE);
+    *sequence = before;
+    return !(before & 1) && __atomic_load_n(&direction->sequence, __ATOMIC_RELAXED) == before;
 }
 
 /* The sequence number of the parameters that the thread uses by now. */
@@ -63,25 +76,10 @@ void nl_stats_read(const struct nl_direction *direction, struct nl_stats *out)
         to[i] = __atomic_load_n(&from[i], __ATOMIC_RELAXED);
 }
 
-/* Ask for the scheduling that wakes a sleeper soonest. What was granted is reported, not assumed. */
-static uint32_t schedule_self(int realtime)
-{
-    struct sched_param param = {.sched_priority = FIFO_PRIORITY};
-    prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);
-    if (!realtime)
-        return NL_SCHED_NORMAL;
-    if (pthread_setschedparam(pthread_self(), SCHED_FIFO, &param) == 0)
-        return NL_SCHED_FIFO;
-    if (setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), -20) == 0)
-        return NL_SCHED_NICE;
-    return NL_SCHED_NORMAL;
-}
-
 static void *run_worker(void *argument)
 {
     struct worker *worker = argument;
     worker->direction->thread_id = (uint32_t)syscall(SYS_gettid);
-    worker->direction->scheduling = schedule_self(worker->shared->realtime != 0);
     nl_pump_run(worker->shared, worker->direction);
     return NULL;
 }
