@@ -158,6 +158,10 @@ class Fields:
             return None
         return None if value is None else int(value)
 
+    def exact(self, key: str, low: float, high: float, required: bool = False) -> Rational | None:
+        """As `number`, but its exact value."""
+        return self._number(key, low, high, f"a number from {low:g} to {high:g}", required)
+
     def boolean(self, key: str, required: bool = False) -> bool | None:
         """Either true or false; yes, no, on, off and 1 are faults."""
         text = self._text(key, required)

@@ -15,6 +15,7 @@ from statistics import NormalDist
 from typing import Literal
 
 from netlab.chances import NEVER
+from netlab.errors import UnitError
 from netlab.units import Delay, Fraction
 
 TABLE_SIZE = 4096
@@ -56,8 +57,11 @@ class Jitter:
 
     @property
     def reach(self) -> Delay:
-        """How far below the mean the distribution goes: a delay must not be shorter."""
-        return Delay(-self.table()[0])
+        """How far below the mean the table may go (to 3 ns, uniform: to a 4096th): a delay must not be shorter."""
+        if self.distribution == "uniform":
+            return self.amount
+        least = self.samples[0] if self.samples else self.amount.ns * _standard(self.distribution)[0]
+        return Delay(math.ceil(-least) + 2)
 
     def scaled(self, amount: Delay) -> Jitter:
         """The same distribution, wider or narrower."""
@@ -77,16 +81,16 @@ def jitter_of(
     """The jitter that measured delays show (in ns, in any order): their deviations from their mean.
 
     With an `amount`, scaled to that standard deviation. More than TABLE_SIZE samples are represented by as many
-    quantiles. Raises ValueError when they do not differ.
+    quantiles. Raises UnitError when they do not differ.
     """
     ordered = sorted(samples)
     if len(ordered) > TABLE_SIZE:
         ordered = [ordered[(2 * i + 1) * len(ordered) // (2 * TABLE_SIZE)] for i in range(TABLE_SIZE)]
-    count, total = len(ordered), sum(ordered)
+    count, total = max(len(ordered), 1), sum(ordered)
     deviations = tuple(_rounded(value * count - total, count) for value in ordered)
-    spread = math.isqrt(sum(value * value for value in deviations) // max(count, 1))
+    spread = math.isqrt(sum(value * value for value in deviations) // count)
     if spread == 0:
-        raise ValueError("the samples do not differ")
+        raise UnitError("at least two measured delays that differ are needed: there is no jitter otherwise")
     jitter = Jitter(Delay(spread), "table", correlation, reorder, deviations)
     return jitter if amount is None else jitter.scaled(amount)
 
@@ -96,7 +100,8 @@ def _table(amount_ns: int, distribution: Distribution, samples: tuple[int, ...])
     if samples:
         values = [samples[(2 * i + 1) * len(samples) // (2 * TABLE_SIZE)] for i in range(TABLE_SIZE)]
     elif distribution == "uniform":
-        values = [_rounded(amount_ns * (2 * i + 1 - TABLE_SIZE), TABLE_SIZE) for i in range(TABLE_SIZE)]
+        above = [_rounded(amount_ns * (2 * i + 1), TABLE_SIZE) for i in range(TABLE_SIZE // 2)]
+        values = [-value for value in reversed(above)] + above
     else:
         values = [round(amount_ns * value) for value in _standard(distribution)]
     return _balanced(values)
@@ -105,7 +110,7 @@ def _table(amount_ns: int, distribution: Distribution, samples: tuple[int, ...])
 def _balanced(values: list[int]) -> tuple[int, ...]:
     """Shift so that the sum is exactly zero: the same whole ns for all, one more for as many of the largest as needed.
 
-    The largest take the odd nanoseconds, so the order stays ascending and the smallest moves by under 1 ns.
+    The largest take the odd nanoseconds, so the order stays ascending and the smallest moves by 1 ns at most.
     """
     shift, rest = divmod(-sum(values), len(values))
     return tuple(value + shift + (i >= len(values) - rest) for i, value in enumerate(values))

@@ -19,6 +19,7 @@ from netlab.units import quote
 Kind = Literal["networks", "experiments"]
 _INSTALLED = Path("share", "netlab-cpdp", "profiles")
 _MAX_BYTES = 4 * MAX_CHARACTERS  # UTF-8 takes at most four bytes a character
+MAX_ATTACHED_BYTES = 8 * 2**20  # of a trace: a week of one row a second
 
 
 def shipped_folder() -> Path | None:
@@ -55,6 +56,11 @@ def find_document(kind: Kind, path_or_name: str | Path) -> tuple[str, str]:
     raise DocumentError(f"{quote(text)} is neither a file nor a shipped name (shipped {kind}: {known}){hint}")
 
 
+def read_beside(document: str, name: str) -> str:
+    """The text of a file that a document names, by its path from the document's folder. Raises DocumentError."""
+    return _read(Path(document).parent / name, "", MAX_ATTACHED_BYTES)
+
+
 def _is_file(text: str) -> bool:
     try:
         return Path(text).is_file()
@@ -62,15 +68,15 @@ def _is_file(text: str) -> bool:
         return False
 
 
-def _read(path: Path, hint: str) -> str:
+def _read(path: Path, hint: str, most: int = _MAX_BYTES) -> str:
     try:
         with path.open("rb") as file:
-            data = file.read(_MAX_BYTES + 1)
+            data = file.read(most + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise DocumentError(f"{str(path)!r} cannot be read: {reason}{hint}") from None
-    if len(data) > _MAX_BYTES:
-        raise DocumentError(Place(str(path), 1).problem(f"longer than {MAX_CHARACTERS} characters"))
+    if len(data) > most:
+        raise DocumentError(Place(str(path), 1).problem(f"longer than {most // 4} characters"))
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
