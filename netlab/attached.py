@@ -16,7 +16,7 @@ from netlab.units import quote
 
 def no_files(name: str) -> str:
     """The reader of a text that has no folder. Raises DocumentError."""
-    raise DocumentError(f"{quote(name)}: files cannot be read here, because this profile is not one itself")
+    raise DocumentError(f"{quote(name)}: a file can be named in a profile only, and in one that is a file itself")
 
 
 class Attached:

@@ -24,7 +24,10 @@ MAX_DEPTH = 20
 
 @dataclass(frozen=True)
 class Place:
-    """Where something is written: file, line (from 1) and the path of keys that leads to it. For messages."""
+    """Where something is written: file, line (from 1) and the path of keys that leads to it. For messages.
+
+    Line 0: not in a file, but for example on a command line; `path` then names that.
+    """
 
     path: str
     line: int
@@ -41,7 +44,8 @@ class Place:
 
     def problem(self, message: str) -> str:
         """One line: FILE:LINE: key: message."""
-        return f"{self.path}:{self.line}: " + (f"{self.key}: " if self.key else "") + message
+        where = f"{self.path}:{self.line}: " if self.line else f"{self.path}: "
+        return where + (f"{self.key}: " if self.key else "") + message
 
 
 @dataclass(frozen=True)

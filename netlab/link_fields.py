@@ -42,6 +42,8 @@ HINTS = {
     "down": "write state: down",
     "up": "write state: up",
 }
+_FIXED = ("framing", "seed", "mtu", "trace", "between", "name")
+LIVE_HINTS = HINTS | dict.fromkeys(_FIXED, "it cannot change while packets flow: write it with the link")
 ONE_WAY_HINTS = HINTS | {"rtt": "here only delay, one way, has a meaning", "latency": "write delay"}
 
 MAX_GAP = 1_000_000
@@ -51,13 +53,16 @@ _LOSS_KEYS = {
     "gilbert-elliott": ("model", "to_bad", "to_good", "loss_in_bad", "loss_in_good"),
     "four-state": ("model", "p13", "p31", "p32", "p23", "p14"),
 }
+_CHANCE_HINTS = dict.fromkeys(("p", "mean", "rate", "percent"), "write probability")
 _LOSS_HINTS = {
-    "p": "write to_bad",
-    "r": "write to_good",
-    "h": "write loss_in_bad, which is 1 - h",
-    "k": "write loss_in_good, which is 1 - k",
-    "mean": "write probability",
-    "rate": "write probability",
+    "independent": _CHANCE_HINTS,
+    "gilbert-elliott": {
+        "p": "write to_bad",
+        "r": "write to_good",
+        "h": "write loss_in_bad, which is 1 - h",
+        "k": "write loss_in_good, which is 1 - k",
+    },
+    "four-state": {},
 }
 
 _Reader = Callable[[Node, Problems, Attached], Any]
@@ -106,7 +111,7 @@ def _chance(node: Node, problems: Problems, attached: Attached) -> Any:
     if not isinstance(node, Table):
         share = read_unit(node, problems, Fraction)
         return _FAULTY if share is None else Chance(share) if share.ppb else None
-    fields = read_fields(node, problems, ("probability", "correlation"), hints=_LOSS_HINTS)
+    fields = read_fields(node, problems, ("probability", "correlation"), hints=_CHANCE_HINTS)
     return _FAULTY if fields is None else _chance_of(fields)
 
 
@@ -124,7 +129,7 @@ def _reorder(node: Node, problems: Problems, attached: Attached) -> Any:
     if not isinstance(node, Table):
         chance, gap = _chance(node, problems, attached), 1
     else:
-        fields = read_fields(node, problems, ("probability", "correlation", "gap"), hints=_LOSS_HINTS)
+        fields = read_fields(node, problems, ("probability", "correlation", "gap"), hints=_CHANCE_HINTS)
         assert fields is not None, "a mapping"
         chance, gap = _chance_of(fields), fields.integer("gap", 1, MAX_GAP) or 1
     return Reorder(chance, gap) if isinstance(chance, Chance) else chance
@@ -138,7 +143,7 @@ def _loss(node: Node, problems: Problems, attached: Attached) -> Any:
         what = quote(named.text) if isinstance(named, Scalar) else "no text"
         problems.add(named.place, f"{what} is not a model of loss: {', '.join(_LOSS_KEYS)}")
         return _FAULTY
-    fields = read_fields(node, problems, _LOSS_KEYS[named.text], hints=_LOSS_HINTS)
+    fields = read_fields(node, problems, _LOSS_KEYS[named.text], hints=_LOSS_HINTS[named.text])
     assert fields is not None, "a mapping"
     if named.text == "independent":
         return _burst(fields) if fields.has("burst") else _chance_of(fields)

@@ -15,7 +15,7 @@ from netlab.document import Items, Node, Table, describe
 from netlab.errors import UnitError
 from netlab.fields import Fields, Problems, did_you_mean, read_fields, read_text, read_unit
 from netlab.impairment import Framing
-from netlab.link_fields import HINTS, LIVE_KEYS, read_settings
+from netlab.link_fields import LIVE_HINTS, LIVE_KEYS, read_settings
 from netlab.network import Link
 from netlab.settings import SCALAR_KEYS, Settings, amount_text, figure, settings_of, with_figure
 from netlab.timeline import WAYS, Entry, Hold, OnStep, Ramp, Series, Shape, Sine, Target, Way
@@ -195,7 +195,7 @@ class _Reader:
         return tuple(way for way in WAYS if name in (None, "both", way))
 
     def _set(self, links: Sequence[Link], ways: Sequence[Way]) -> list[Target]:
-        fields = self.fields.fields("set", (*LIVE_KEYS, "rtt", *WAYS), ("framing", "seed", "trace", "mtu"), HINTS)
+        fields = self.fields.fields("set", (*LIVE_KEYS, "rtt", *WAYS), hints=LIVE_HINTS)
         if fields is None:
             return []
         if self.fields.has("direction") and any(fields.has(key) for key in ("rtt", *WAYS)):
@@ -308,7 +308,7 @@ def read_change(fields: Fields, attached: Attached) -> dict[Way, dict[str, Any]]
     common = read_settings(fields, attached)
     found: dict[Way, dict[str, Any]] = {}
     for number, way in enumerate(WAYS):
-        own = fields.fields(way, LIVE_KEYS, ("framing", "seed", "trace", "mtu"), HINTS)
+        own = fields.fields(way, LIVE_KEYS, hints=LIVE_HINTS)
         found[way] = {**common, **read_settings(own, attached)}
         rtt = fields.unit("rtt", Delay)
         if rtt is not None:
