@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from netlab.impairment import Impairment
+from netlab.timeline import Entry, Way
 from netlab.units import Delay, Rate
 
 
@@ -56,6 +57,10 @@ class Link:
         """Propagation there and back, without the time it takes to send a packet's bytes."""
         return Delay(self.forward.delay.ns + self.backward.delay.ns)
 
+    def impairment(self, way: Way) -> Impairment:
+        """What happens to packets in one direction."""
+        return self.forward if way == "forward" else self.backward
+
 
 @dataclass(frozen=True)
 class Tcp:
@@ -69,8 +74,8 @@ class Tcp:
 
 @dataclass(frozen=True)
 class Profile:
-    """A network, as asked for. `path` and `text` are where it was read from, for messages and for the
-    record."""
+    """A network, as asked for. `path` and `text` are where it was read from, for messages and for the record;
+    `files` are the (name, text) of the files it names. `schedule` begins with the traces of the links."""
 
     name: str
     source: str
@@ -80,3 +85,6 @@ class Profile:
     mtu: int
     path: str
     text: str
+    seed: int = 0
+    schedule: tuple[Entry, ...] = ()
+    files: tuple[tuple[str, str], ...] = ()

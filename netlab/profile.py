@@ -8,49 +8,37 @@ will support are refused, never ignored. The format is described in docs/referen
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from netlab.document import Items, Node, Scalar, describe, parse_document
-from netlab.errors import DocumentError, ProfileError, UnitError
-from netlab.fields import Fields, Problems, did_you_mean, read_fields, read_text, read_unit
-from netlab.impairment import Impairment, QueueRule, derive_queue
+from netlab.attached import Attached, no_files
+from netlab.chances import MAX_SEED
+from netlab.document import Items, Node, Place, Scalar, parse_document
+from netlab.errors import DocumentError, ProfileError
+from netlab.fields import Fields, Problems, read_fields, read_unit
+from netlab.link_fields import DIRECTION_KEYS, HINTS, ONE_WAY_HINTS
 from netlab.network import Lan, Link, Profile, Site, Tcp, Uplink
-from netlab.shipped import find_document
+from netlab.profile_links import MAX_MTU, MIN_MTU, NAME, NAME_RULE, Common, read_links
+from netlab.schedule import check
+from netlab.schedule_fields import read_schedule
+from netlab.shipped import find_document, read_beside
 from netlab.units import Delay, Rate, Size, quote
 
 __all__ = ["Lan", "Link", "Profile", "Site", "Tcp", "Uplink", "load_profile", "parse_profile"]
 
 DEFAULT_MTU = 1500
-MIN_MTU, MAX_MTU = 576, 9216  # what every IPv4 host must accept; the largest jumbo frame in common use
 MAX_WORKERS_PER_SITE = 1000
 MAX_LABEL = 63  # of a host name, RFC 1035
 TCP_BUFFER_MIN = 4096
 TCP_BUFFER_MAX = 2**31 - 1  # the kernel keeps them in a signed 32-bit integer
 RMEM_DEFAULT, WMEM_DEFAULT = 131072, 16384  # Linux's own middle figures, for who states a maximum only
 
-_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
-_NAME_RULE = "letters, digits, '.', '_' and '-', at most 100, the first a letter or digit"
-_PROFILE_KEYS = ("name", "source", "sites", "links", "tcp", "mtu", "schedule")
-_PROFILE_LATER = ("seed", "hosts", "carrier", "dilation", "traces", "events")
+_PROFILE_KEYS = ("name", "source", "sites", "links", "tcp", "mtu", "seed", "schedule")
+_PROFILE_LATER = ("hosts", "carrier", "dilation", "traces", "events")
 _SITE_KEYS = ("workers", "lan", "uplink")
 _SITE_LATER = ("access", "hosts", "image", "seed", "schedule", "mtu", "tcp")
-_LINK_KEYS = ("between", "name", "rtt", "delay", "rate", "queue", "mtu", "forward", "backward")
-_WAYS = ("forward", "backward")
-_DIRECTION_KEYS = ("delay", "rate", "queue")
 _TCP_KEYS = ("congestion_control", "slow_start_after_idle", "rmem", "wmem")
-_RANDOM_LATER = ("jitter", "distribution", "correlation", "loss", "duplicate", "reorder", "corrupt", "seed")
-_IMPAIRMENT_LATER = (*_RANDOM_LATER, "ecn", "discipline", "overhead", "state", "trace", "schedule")
-_HINTS = {
-    "latency": "write delay (one way) or rtt (both ways together)",
-    "ping": "write rtt",
-    "bandwidth": "write rate",
-    "speed": "write rate",
-    "limit": "write queue",
-    "buffer": "write queue",
-}
-_ONE_WAY_HINTS = _HINTS | {"rtt": "here only delay, one way, has a meaning", "latency": "write delay"}
+_LAN_LATER = (*(key for key in DIRECTION_KEYS if key not in ("delay", "rate")), "schedule")
 
 
 def load_profile(path_or_name: str | Path) -> Profile:
@@ -59,33 +47,40 @@ def load_profile(path_or_name: str | Path) -> Profile:
         path, text = find_document("networks", path_or_name)
     except DocumentError as error:
         raise ProfileError(error.problems) from None
-    return parse_profile(text, path)
+    return parse_profile(text, path, lambda name: read_beside(path, name))
 
 
-def parse_profile(text: str, path: str) -> Profile:
-    """Validate a profile; `path` serves messages and a missing name. Raises ProfileError with all faults."""
+def parse_profile(text: str, path: str, read: Callable[[str], str] = no_files) -> Profile:
+    """Validate a profile; `path` serves messages and a missing name. Raises ProfileError with all faults.
+
+    `read` gives the text of a file that the profile names, or raises DocumentError.
+    """
     problems = Problems()
     try:
-        top = read_fields(parse_document(text, path), problems, _PROFILE_KEYS, _PROFILE_LATER, _HINTS)
+        top = read_fields(parse_document(text, path), problems, _PROFILE_KEYS, _PROFILE_LATER, HINTS)
     except DocumentError as error:
         raise ProfileError(error.problems) from None
-    profile = _profile(top, text, path) if top else None
+    profile = _profile(top, text, path, Attached(read)) if top else None
     problems.raise_as(ProfileError)
     assert profile is not None, "no profile, yet no problem noted"
+    for clash in check(profile):
+        problems.add(Place(path, clash.entry.line, clash.entry.label), str(clash))
+    problems.raise_as(ProfileError)
     return profile
 
 
-def _profile(top: Fields, text: str, path: str) -> Profile:
+def _profile(top: Fields, text: str, path: str, attached: Attached) -> Profile:
     mtu = top.integer("mtu", MIN_MTU, MAX_MTU) or DEFAULT_MTU
     table = top.table("sites", required=True)
     sites = _sites(top, table or {})
-    links = _links(top, tuple(table or {}), mtu)
+    seed = top.integer("seed", 0, MAX_SEED) or 0
+    links, traces = read_links(top, Common(tuple(table or {}), mtu, seed, attached))
     if not top.problems.found:
         _check_connected(top, sites, links)
-    if top.items("schedule"):
-        top.fault("schedule", "schedules are not supported yet by this version; only [] is accepted")
+    # Entries name links, so where those are faulty, what their entries would say is noise.
+    schedule = read_schedule(top, links, tuple(table or {}), attached) if not top.problems.found else ()
     return Profile(
-        name=top.string("name", pattern=_NAME, allowed=_NAME_RULE) or _stem(path),
+        name=top.string("name", pattern=NAME, allowed=NAME_RULE) or _stem(path),
         source=top.string("source") or "",
         sites=sites,
         links=links,
@@ -93,6 +88,9 @@ def _profile(top: Fields, text: str, path: str) -> Profile:
         mtu=mtu,
         path=path,
         text=text,
+        seed=seed,
+        schedule=(*traces, *schedule),
+        files=attached.all(),
     )
 
 
@@ -120,8 +118,8 @@ def _site(name: str, node: Node, problems: Problems) -> Site | None:
     workers = fields.integer("workers", 1, MAX_WORKERS_PER_SITE, required=True) if fields else None
     if fields is None:
         return None
-    lan = fields.fields("lan", ("delay", "rate"), _IMPAIRMENT_LATER, _ONE_WAY_HINTS)
-    uplink = fields.fields("uplink", ("rate",), (*_IMPAIRMENT_LATER, "delay", "queue"), _ONE_WAY_HINTS)
+    lan = fields.fields("lan", ("delay", "rate"), _LAN_LATER, ONE_WAY_HINTS)
+    uplink = fields.fields("uplink", ("rate",), (*_LAN_LATER, "delay"), ONE_WAY_HINTS)
     uplink_rate = uplink.unit("rate", Rate, required=True) if uplink else None
     return Site(
         name=name,
@@ -149,120 +147,7 @@ def _check_worker_names(sites: Sequence[Site], nodes: Mapping[str, Node], proble
             problems.add(nodes[site.name].place, f"{quote(site.name)} is also the name of a worker of {stem}")
 
 
-# --- links --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """What a link, or one direction of it, says for itself; None where it says nothing, or nothing valid."""
-
-    fields: Fields | None
-    delay: Delay | None
-    rate: Rate | None
-    queue: QueueRule | None
-
-    def has(self, key: str) -> bool:
-        return self.fields is not None and self.fields.has(key)
-
-
-def _asked(fields: Fields | None) -> _Asked:
-    if fields is None:
-        return _Asked(None, None, None, None)
-    delay, rate = fields.unit("delay", Delay), fields.unit("rate", Rate)
-    return _Asked(fields, delay, rate, fields.unit("queue", QueueRule))
-
-
-def _links(top: Fields, sites: Sequence[str], mtu: int) -> tuple[Link, ...]:
-    links: dict[str, Link] = {}
-    by_pair: dict[frozenset[str], Link] = {}
-    for node in top.items("links") or ():
-        fields = read_fields(node, top.problems, _LINK_KEYS, _IMPAIRMENT_LATER, _HINTS)
-        link = _link(fields, sites, mtu) if fields else None
-        if fields is None or link is None:
-            continue
-        twin = by_pair.setdefault(frozenset((link.a, link.b)), link)
-        if twin is not link:
-            fields.fault("between", f"a second link of {link.a} and {link.b}, first in line {twin.line}")
-        elif links.setdefault(link.name, link) is not link:
-            fields.fault("name", f"{quote(link.name)} is taken by the link in line {links[link.name].line}")
-    return tuple(links.values())
-
-
-def _link(fields: Fields, sites: Sequence[str], default_mtu: int) -> Link | None:
-    ends = _between(fields, sites)
-    name = fields.string("name", pattern=_NAME, allowed=_NAME_RULE)
-    mtu = fields.integer("mtu", MIN_MTU, MAX_MTU) or default_mtu
-    rtt, common = fields.unit("rtt", Delay), _asked(fields)
-    ways = [_asked(fields.fields(way, _DIRECTION_KEYS, _IMPAIRMENT_LATER, _ONE_WAY_HINTS)) for way in _WAYS]
-    delays = _delays(fields, rtt, common, ways)
-    if delays is None:
-        return None
-    rtt = Delay(delays[0].ns + delays[1].ns)
-    forward, backward = (_impairment(common, way, delay, rtt, mtu) for way, delay in zip(ways, delays, strict=True))
-    if ends is None:
-        return None
-    return Link(name or f"{ends[0]}-{ends[1]}", *ends, forward, backward, mtu, fields.place.line)
-
-
-def _between(fields: Fields, sites: Sequence[str]) -> tuple[str, str] | None:
-    node = fields.node("between", required=True)
-    if node is None:
-        return None
-    if not isinstance(node, Items) or len(node.items) != 2:
-        what = f"a list of {len(node.items)}" if isinstance(node, Items) else describe(node)
-        fields.fault("between", f"{what} found where two sites are wanted, like [nancy, sophia]")
-        return None
-    a, b = (_known_site(item, sites, fields.problems) for item in node.items)
-    if a is None or b is None:
-        return None
-    if a == b:
-        fields.fault("between", f"{quote(a)} twice: a link joins two sites (inside one, see the site's lan)")
-        return None
-    return a, b
-
-
-def _known_site(node: Node, sites: Sequence[str], problems: Problems) -> str | None:
-    name = read_text(node, problems)
-    if name is None or name in sites:
-        return name
-    known = ", ".join(sites) or "none"
-    problems.add(node.place, f"{quote(name)} is not a site (sites: {known}){did_you_mean(name, sites)}")
-    return None
-
-
-def _delays(fields: Fields, rtt: Delay | None, common: _Asked, ways: Sequence[_Asked]) -> tuple[Delay, Delay] | None:
-    """One-way delays, forward and backward. An RTT is split evenly; an odd nanosecond goes forward."""
-    one_way = ["delay"] if common.has("delay") else []
-    one_way += [f"{name}.delay" for name, way in zip(_WAYS, ways, strict=True) if way.has("delay")]
-    if fields.has("rtt"):
-        if one_way:
-            fields.fault("rtt", f"excludes {one_way[0]}: rtt is both ways together, delay is one way")
-            return None
-        return None if rtt is None else (Delay(rtt.ns - rtt.ns // 2), Delay(rtt.ns // 2))
-    missing = [name for name, way in zip(_WAYS, ways, strict=True) if not way.has("delay")]
-    if missing and not common.has("delay"):
-        where = "delay" if len(missing) == 2 else missing[0]
-        fields.fault(where, "no delay: write rtt (both ways together) or delay (one way); 0ms for none")
-        return None
-    forward, backward = (way.delay if way.has("delay") else common.delay for way in ways)
-    return None if forward is None or backward is None else (forward, backward)
-
-
-def _impairment(common: _Asked, way: _Asked, delay: Delay, rtt: Delay, mtu: int) -> Impairment:
-    """One direction: what `forward` or `backward` says, else what the link says."""
-    rate_from, queue_from = (way if way.has(key) else common for key in ("rate", "queue"))
-    rate, rule = rate_from.rate, queue_from.queue
-    if rate is None or rule is None:
-        if rule is not None and not rate_from.has("rate") and queue_from.fields is not None:
-            queue_from.fields.fault("queue", f"{quote(str(rule))}: a queue needs a rate, and there is none")
-        queue = derive_queue(rate, rtt, mtu) if rate else None
-        return Impairment(delay, rate, queue, queue_derived=rate is not None)
-    try:
-        return Impairment(delay, rate, rule.resolve(rate, rtt, mtu), queue_rule=rule)
-    except UnitError as error:
-        if queue_from.fields is not None:
-            queue_from.fields.fault("queue", str(error))
-        return Impairment(delay)
+# --- the whole ---------------------------------------------------------------------------------------------
 
 
 def _check_connected(top: Fields, sites: Sequence[Site], links: Iterable[Link]) -> None:

@@ -9,6 +9,7 @@ Rules, chosen where other tools disagree with each other:
 - a number always has a unit ("100" is refused: tc reads it as microseconds, others as milliseconds);
 - "m" is refused as a time (minute or milli?), "mbps" as a rate (bytes per second to tc, bits to others);
 - time units are lower case; rate units may have any case (nobody writes millibits); sizes need a capital B;
+- a share is "1%" or "0.01"; "1" is refused (one percent to tc, all to others);
 - rate prefixes are powers of 1000; so are kB, MB, GB of a size, and KiB, MiB, GiB are powers of 1024.
 """
 
@@ -273,7 +274,10 @@ class Fraction:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read "1%", "0.01" or "1e-2", all the same value: 0 to 1, that is 0% to 100%. Raises UnitError."""
+        """Read "1%", "0.01" or "1e-2", all the same value: 0 to 1, that is 0% to 100%. Raises UnitError.
+
+        A bare 1 is refused: to some tools it is one percent.
+        """
         stripped = text.strip(" ")
         share = stripped.endswith("%")
         try:
@@ -282,6 +286,8 @@ class Fraction:
             raise UnitError(f'{quote(text)} is not a fraction: write it like "1%" or "0.01"') from None
         if not 0 <= value <= 1:
             raise UnitError(f"{quote(text)}: a fraction must be between 0% and 100%, that is 0 and 1")
+        if value == 1 and not share:
+            raise UnitError(f'{quote(text)} could be one percent or all: write "1%" or "100%"')
         if (value * PPB).denominator != 1:
             raise UnitError(f"{quote(text)} would lose precision: a fraction is a whole number of billionths")
         return cls(int(value * PPB))

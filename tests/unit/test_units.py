@@ -167,7 +167,7 @@ def test_all_spellings_of_a_hundredth_are_the_same_fraction(text):
     assert Fraction.parse(text).ppb == 10_000_000
 
 
-@pytest.mark.parametrize("text", ["", "%", "101%", "1.01", "-1%", "nan", "one", "1%%", "1e-10", "1,5%"])
+@pytest.mark.parametrize("text", ["", "%", "101%", "1.01", "-1%", "nan", "one", "1%%", "1e-10", "1,5%", "1", "1.0"])
 def test_a_fraction_outside_0_to_1_or_finer_than_a_billionth_is_refused(text):
     with pytest.raises(UnitError):
         Fraction.parse(text)
