@@ -21,10 +21,10 @@ from rich.console import Console
 from cpdp import analysis, experiment, jsonfile, live, machine, matrix, rundir, runner, screen, tables, workloads
 from cpdp import report as reports
 from cpdp.analysis import Analysis
-from cpdp.errors import ExperimentError, NetworkNotAsAsked
+from cpdp.errors import CpdpError, ExperimentError, NetworkNotAsAsked
 from cpdp.experiment import Experiment, Phase
 from cpdp.rundir import RunDir
-from netlab import Lab, Profile, load_profile, parse_profile
+from netlab import Lab, NetlabError, Profile, load_profile, parse_profile
 
 DONE, FAILED, INVALID = 0, 1, 3
 
@@ -40,12 +40,10 @@ def compare(options: argparse.Namespace, start: Callable[..., Lab] = Lab.start) 
     try:
         with _view(console, job, plain=options.plain) as view:
             runner.run(job, view, start)
-    except NetworkNotAsAsked:
+    except (CpdpError, NetlabError, KeyboardInterrupt) as error:
         _store(folder)
-        raise
-    except KeyboardInterrupt:
-        _store(folder)
-        console.print(_interrupted(folder), highlight=False, soft_wrap=True)
+        if not isinstance(error, NetworkNotAsAsked):
+            console.print(_interrupted(folder), highlight=False, soft_wrap=True)
         raise
     found = _store(folder)
     reports.write([found], folder.report)

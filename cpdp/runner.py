@@ -84,7 +84,8 @@ def run(job: Job, view: View, start: Callable[..., Lab] = Lab.start) -> RunData:
         for cell in left:
             number = job.cells.index(cell) + 1
             view.cell_started(cell, number, len(job.cells))
-            ok = _Execution(lab, cell, job.folder.start_cell(cell.id), view).run()
+            network = [] if verification["ok"] else ["the network was not the one asked for"]
+            ok = _Execution(lab, cell, job.folder.start_cell(cell.id), view, network).run()
             view.cell_ended(cell, read_run(job.folder))
             if not ok and job.experiment.on_failure == "stop":
                 view.message(f"stopped at the first cell that failed, as asked: {cell.id}")
@@ -99,7 +100,6 @@ def _verify(lab: Lab, job: Job) -> dict[str, Any]:
     if job.folder.network.exists():
         earlier = jsonfile.read(job.folder.network)
         record["earlier"] = [*earlier.pop("earlier", []), {key: earlier[key] for key in ("ok", "links", "at")}]
-        record["ok"] = bool(record["ok"]) and bool(earlier["ok"])
     jsonfile.write(job.folder.network, record)
     return record
 
@@ -151,6 +151,8 @@ class _Execution:
     cell: Cell
     folder: CellDir
     view: View
+    faults: list[str]
+    """What already speaks against the cell before it starts."""
     tails: dict[str, list[bytes]] = field(default_factory=dict)
 
     def run(self) -> bool:
@@ -181,7 +183,7 @@ class _Execution:
             "failure": None if result.ok else self._failure(result),
             "health": health.to_json(),
         }
-        self._finish(done, result, [*health.reasons, *_sampling(sampler)], sites)
+        self._finish(done, result, [*self.faults, *health.reasons, *_sampling(sampler)], sites)
         return result.ok
 
     def _counts(self, directions: Mapping[str, str]) -> dict[str, int]:

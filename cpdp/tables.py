@@ -57,7 +57,7 @@ def build(run: RunData) -> Tables:
         rows, problems = step_rows(cell)
         steps += rows
         evals += eval_rows(cell)
-        cells.append(cell_row(cell, rows, problems, run.network))
+        cells.append(cell_row(cell, rows, problems))
     causes = _causes(steps)
     return Tables(
         steps=_frame(steps, (*STEP, *causes, *STEP_END)),
@@ -70,7 +70,7 @@ def build(run: RunData) -> Tables:
 def build_cell(run: RunData, cell_id: str) -> dict[str, Any]:
     """The row of one cell alone."""
     cell = next(one for one in run.cells if one.id == cell_id)
-    return cell_row(cell, *step_rows(cell), run.network)
+    return cell_row(cell, *step_rows(cell))
 
 
 def _causes(rows: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
@@ -149,17 +149,12 @@ def _step_row(step: StepEvent, origin_ns: int) -> dict[str, Any]:
     }
 
 
-def cell_row(
-    cell: CellData,
-    rows: Sequence[Mapping[str, Any]],
-    problems: Sequence[str],
-    network: Mapping[str, Any] | None,
-) -> dict[str, Any]:
+def cell_row(cell: CellData, rows: Sequence[Mapping[str, Any]], problems: Sequence[str]) -> dict[str, Any]:
     """The row of one cell: means over its measured steps and ranks, what it sent, whether it counts and why
     not.
     """
     measured = [row for row in rows if not row["warmup"]]
-    reasons = [*_reasons(cell, network), *cell.problems, *problems]
+    reasons = [*_reasons(cell), *cell.problems, *problems]
     if cell.started and not measured:
         reasons.append("no measured step")
     means = [*PARTS, *_causes(rows)] if measured else []
@@ -190,17 +185,11 @@ def state_of(cell: CellData) -> str:
     return "done" if cell.done.get("ok") else "failed"
 
 
-def _reasons(cell: CellData, network: Mapping[str, Any] | None) -> list[str]:
+def _reasons(cell: CellData) -> list[str]:
     """Why a cell must not be counted, as far as the run itself noted it."""
-    state = state_of(cell)
-    if state == "missing":
-        return ["not run"]
-    if state == "interrupted":
-        return ["interrupted before its end"]
-    reasons = [str(reason) for reason in (cell.done or {}).get("reasons", ())]
-    if network is not None and not network.get("ok", True):
-        reasons.append("the network was not the one asked for")
-    return reasons
+    if cell.done is None:
+        return ["interrupted before its end" if cell.started else "not run"]
+    return [str(reason) for reason in cell.done.get("reasons", ())]
 
 
 def _health(cell: CellData) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from fake_lab import FakeLab
 from fake_run import DDP, NETWORK, FakeRun, verified
 
 from cpdp import cli, compare, jsonfile, rundir, sampler
+from netlab import NetlabError
 
 SMALL = """
 name: small
@@ -130,6 +131,27 @@ def test_a_network_outside_its_bounds_stops_the_run_with_what_was_measured(here,
     cells = shown(capsys)["cells"]
     assert {cell["state"] for cell in cells} == {"done"}
     assert {cell["valid"] for cell in cells} == {False}
+
+
+def test_a_run_whose_network_was_wrong_is_resumed_once_it_is_right(here, monkeypatch, capsys):
+    row = verified("round trip", "rtt", "ms", 16.6, 21.25, 0.5)
+    bad = FakeLab(verification={**NETWORK, "ok": False, "links": [row]})
+    assert run(monkeypatch, bad, "small.yaml") == 3
+    assert run(monkeypatch, FakeLab(), "--resume", "runs/latest") == 0
+    stored = jsonfile.read(here / "runs" / "latest" / "network.json")
+    assert (stored["ok"], [one["ok"] for one in stored["earlier"]]) == (True, [False])
+
+
+def test_a_lab_that_dies_leaves_what_was_measured_and_says_how_to_go_on(here, monkeypatch, capsys):
+    class Dying(FakeLab):
+        def health(self, since):
+            raise NetlabError("the lab has ended")
+
+    assert run(monkeypatch, Dying(), "small.yaml") == 1
+    said = capsys.readouterr()
+    assert "cpdp: the lab has ended" in said.err
+    assert "cpdp compare --resume runs/" in said.out
+    assert (here / "runs" / "latest" / "tables" / "steps.csv").exists()
 
 
 def test_a_cell_during_which_the_emulation_was_late_is_shown_and_not_counted(here, monkeypatch, capsys):

@@ -99,15 +99,17 @@ def test_another_workload_or_network_has_no_published_figures(tmp_path):
     assert found.differences == ()
 
 
-def test_a_network_that_missed_its_figures_makes_every_cell_invalid(tmp_path):
+def test_a_strategy_without_a_valid_cell_is_shown_and_not_counted(tmp_path):
     fake = FakeRun(tmp_path / "run", strategies=(DDP,), repeats=1)
     row = {**fake.network["links"][0], "achieved": 20.0, "ok": False}
     fake.network = {**fake.network, "ok": False, "links": [row]}
-    found = analysed(fake)
+    run = fake.start()
+    reason = "the network was not the one asked for"
+    fake.write_cell(run, fake.cells()[0], done={"valid": False, "reasons": [reason]})
+    found = analysis.open_run(run)
     assert not found.valid
-    assert found.cells[0]["reasons"] == "the network was not the one asked for"
+    assert found.cells[0]["reasons"] == reason
     assert "rtt round trip 20.0 (asked 16.6)" in found.differences[0]
-    # An invalid strategy is still shown, with its numbers, and not counted.
     (line,) = found.summary.lines()
     assert not line.counted
     assert line.mean("exposed_ms") == pytest.approx(exposed_ms(DDP, 1), abs=1e-4)
