@@ -318,12 +318,15 @@ def _layer(joint: Joint) -> Layer:
 
 
 def _offload(joint: Joint) -> bool:
-    return all(_carries_units(impairment) for _, _, _, impairment in joint.directions)
+    ways = [impairment for _, _, _, impairment in joint.directions]
+    return not joint.single_packets and all(_carries_units(impairment) for impairment in ways)
 
 
 def _carries_units(impairment: Impairment) -> bool:
-    """64 KB units are fit for a direction that is fast and whose queue does not turn a unit away for its size."""
-    if impairment.rate is not None and impairment.rate < OFFLOAD_FROM:
+    """64 KB units are fit for a direction that is fast, whose queue does not turn a unit away for its size, and where
+    no single packet is judged.
+    """
+    if impairment.per_packet or (impairment.rate is not None and impairment.rate < OFFLOAD_FROM):
         return False
     queue = impairment.queue
     return queue is None or queue.bytes is None or queue.bytes >= OFFLOAD_QUEUE_BYTES

@@ -20,13 +20,15 @@ from netlab.errors import UnitError, UserError
 from netlab.impairment import Impairment
 from netlab.network import Link, Profile
 from netlab.settings import Conflict, Settings, figure, resolve, setting_text, settings_of
-from netlab.timeline import WAYS, Entry, OnStep, Ramp, Shape, Way
-from netlab.units import NS_PER_S, Duration
+from netlab.timeline import WAYS, Entry, Hold, OnStep, Ramp, Series, Shape, Sine, Way
+from netlab.units import NS_PER_S, Duration, Rate
 
 START = Duration(0)
 CHECKED_MOMENTS = 5_000
 CHECKED_NS = 24 * 3600 * NS_PER_S
 SILENT_MOMENTS = 1_000  # at most so many without a visible change before `changes` repeats a state, to get on
+
+_JUDGED = ("jitter", "loss", "duplicate", "reorder", "corrupt")
 
 Started = tuple[Entry, Duration]
 """An entry and the moment, counted from the start of the schedule, at which it was set off."""
@@ -88,6 +90,34 @@ def _numbered(number: int, stream: Iterator[Change]) -> Iterator[tuple[tuple[int
 def on_step(profile: Profile) -> tuple[Entry, ...]:
     """The entries that wait for a step of a training job; their `at` says which."""
     return tuple(entry for entry in profile.schedule if isinstance(entry.at, OnStep))
+
+
+def disturbed(profile: Profile, slow: Rate) -> frozenset[str]:
+    """Names of the links that some entry makes slower than `slow`, or where it makes something judge single packets.
+
+    For plans: senders on such a link must not hand over units of many packets, from the start.
+    """
+    targets = [target for entry in profile.schedule for target in entry.targets]
+    return frozenset(target.link for target in targets if _needs_single_packets(target.shape, slow))
+
+
+def _needs_single_packets(shape: Shape, slow: Rate) -> bool:
+    if isinstance(shape, Hold):
+        states: list[Settings] = [shape.values]
+    elif isinstance(shape, Series):
+        states = [values for _, values in shape.points]
+    else:
+        figures = shape.targets if isinstance(shape, Ramp) else shape.amplitudes
+        lowest = figures.get("rate", slow.bps)
+        if isinstance(shape, Sine) and "rate" in figures:
+            lowest = (figure(shape.means, "rate") or 0) - lowest
+        return lowest < slow.bps or any(figures.get(key) for key in _JUDGED)
+    return any(_judged(values) or values.get("rate", slow) < slow for values in states)
+
+
+def _judged(values: Settings) -> bool:
+    queue = values.get("queue")
+    return any(values.get(key) is not None for key in _JUDGED) or (queue is not None and queue.codel is not None)
 
 
 def check(profile: Profile) -> tuple[Clash, ...]:

@@ -18,8 +18,10 @@ from functools import cached_property
 from typing import Literal
 
 from netlab.errors import PlanError
-from netlab.impairment import Impairment, derive_queue
+from netlab.impairment import OFFLOAD_RATE_BPS, Impairment, derive_queue
 from netlab.profile import Link, Profile, Site
+from netlab.schedule import disturbed
+from netlab.timeline import WAYS, Way
 from netlab.units import Delay, Rate
 
 MAX_SITES = 250
@@ -62,7 +64,11 @@ class End:
 
 @dataclass(frozen=True)
 class Joint:
-    """A shaped connection between two namespaces; ``forward`` is what happens to packets from ``a`` to ``b``."""
+    """A shaped connection between two namespaces; ``forward`` is what happens to packets from ``a`` to ``b``.
+
+    ``single_packets``: some day the schedule makes it slow, or lets it judge each packet, so that units of many packets
+    must never cross it.
+    """
 
     name: str
     kind: JointKind
@@ -71,6 +77,7 @@ class Joint:
     forward: Impairment
     backward: Impairment
     mtu: int
+    single_packets: bool = False
 
     @property
     def directions(self) -> tuple[tuple[str, End, End, Impairment], ...]:
@@ -142,8 +149,8 @@ def edge_of(site: str) -> str:
 def build(profile: Profile) -> Topology:
     """Lay out ``profile``. Raises PlanError for more sites or workers than there are addresses."""
     _check_sizes(profile)
-    links_of = {site.name: [k for k in profile.links if site.name in (k.a, k.b)] for site in profile.sites}
-    shared = {site.name for site in profile.sites if site.uplink and len(links_of[site.name]) > 1}
+    links_of = _links_of(profile)
+    shared = _shared(profile)
     notes: list[str] = []
     workers = _workers(profile)
     nodes = [Node(worker.name, "worker", worker.site) for worker in workers]
@@ -152,11 +159,35 @@ def build(profile: Profile) -> Topology:
         if site.name in shared:
             nodes.append(Node(edge_of(site.name), "edge", site.name))
     uplinks = [_uplink_joint(profile, site, links_of[site.name]) for site in profile.sites if site.name in shared]
+    slowed = disturbed(profile, Rate(OFFLOAD_RATE_BPS))
     wans = [_wan_joint(profile, link, shared, notes) for link in profile.links]
+    wans = [replace(joint, single_packets=joint.name in slowed) for joint in wans]
     access, ports = _lans(profile, workers)
     joints = _addressed([*uplinks, *wans]) + access
     routes = _routes(profile, workers, joints)
     return Topology(profile, tuple(nodes), workers, ports, tuple(joints), tuple(routes), tuple(notes))
+
+
+def carried(topology: Topology, link: str, way: Way, impairment: Impairment) -> tuple[str, Impairment]:
+    """(name of the direction, what its carrier is to do) for a new state of a link, its sites' uplinks folded in.
+
+    For changes while a lab runs: `netlab.schedule` and `netlab.live` know links only.
+    """
+    (asked,) = (candidate for candidate in topology.profile.links if candidate.name == link)
+    (joint,) = (candidate for candidate in topology.joints if (candidate.kind, candidate.name) == ("wan", link))
+    for uplink, _ in _folded_uplinks(topology.profile, asked, _shared(topology.profile)):
+        impairment = _fold(impairment, uplink, asked)
+    return joint.directions[WAYS.index(way)][0], impairment
+
+
+def _links_of(profile: Profile) -> dict[str, list[Link]]:
+    return {site.name: [k for k in profile.links if site.name in (k.a, k.b)] for site in profile.sites}
+
+
+def _shared(profile: Profile) -> set[str]:
+    """Sites whose uplink serves several links."""
+    links_of = _links_of(profile)
+    return {site.name for site in profile.sites if site.uplink and len(links_of[site.name]) > 1}
 
 
 def _check_sizes(profile: Profile) -> None:
@@ -197,20 +228,22 @@ def _uplink_joint(profile: Profile, site: Site, links: list[Link]) -> Joint:
 
 
 def _wan_joint(profile: Profile, link: Link, shared: set[str], notes: list[str]) -> Joint:
-    sites = {site.name: site for site in profile.sites}
     forward, backward = link.forward, link.backward
-    for name in (link.a, link.b):
-        uplink = sites[name].uplink
-        if uplink is None or name in shared:
-            continue
-        forward = _fold(forward, uplink.rate, link)
-        backward = _fold(backward, uplink.rate, link)
-        notes.append(f"uplink of {name} ({uplink.rate}) is folded into {link.name}, its only link")
+    for rate, name in _folded_uplinks(profile, link, shared):
+        forward, backward = _fold(forward, rate, link), _fold(backward, rate, link)
+        notes.append(f"uplink of {name} ({rate}) is folded into {link.name}, its only link")
     ends = [
         End(edge_of(name) if name in shared else router_of(name), f"wan-{_number(profile, link)}", None)
         for name in (link.a, link.b)
     ]
     return Joint(link.name, "wan", ends[0], ends[1], forward, backward, link.mtu)
+
+
+def _folded_uplinks(profile: Profile, link: Link, shared: set[str]) -> list[tuple[Rate, str]]:
+    """Rate and site of each uplink that serves this link alone."""
+    sites = {site.name: site for site in profile.sites}
+    ends = [(sites[name].uplink, name) for name in (link.a, link.b) if name not in shared]
+    return [(uplink.rate, name) for uplink, name in ends if uplink is not None]
 
 
 def _number(profile: Profile, link: Link) -> int:
@@ -222,9 +255,12 @@ def _fold(impairment: Impairment, uplink: Rate, link: Link) -> Impairment:
     rate = _slower(impairment.rate, uplink)
     assert rate is not None
     if impairment.queue is None or impairment.queue_derived:
-        return replace(impairment, rate=rate, queue=derive_queue(rate, link.rtt, link.mtu), queue_derived=True)
-    rule = impairment.queue_rule
-    return replace(impairment, rate=rate, queue=rule.resolve(rate, link.rtt, link.mtu) if rule else impairment.queue)
+        return replace(
+            impairment, rate=rate, queue=derive_queue(rate, link.rtt, link.mtu, impairment.framing), queue_derived=True
+        )
+    rule, queue = impairment.queue_rule, impairment.queue
+    queue = rule.resolve(rate, link.rtt, link.mtu, impairment.framing) if rule else queue
+    return replace(impairment, rate=rate, queue=queue)
 
 
 def _addressed(joints: list[Joint]) -> list[Joint]:
