@@ -60,8 +60,9 @@ class Jitter:
         """How far below the mean the table may go (to 3 ns, uniform: to a 4096th): a delay must not be shorter."""
         if self.distribution == "uniform":
             return self.amount
-        least = self.samples[0] if self.samples else self.amount.ns * _standard(self.distribution)[0]
-        return Delay(math.ceil(-least) + 2)
+        if self.samples:
+            return Delay(-self.table()[0])
+        return Delay(math.ceil(-self.amount.ns * _standard(self.distribution)[0]) + 2)
 
     def scaled(self, amount: Delay) -> Jitter:
         """The same distribution, wider or narrower."""
