@@ -24,6 +24,7 @@ duplicate, corrupt: Chance | None; reorder: Reorder | None; seed: int; state: bo
 SCALAR_KEYS = ("delay", "rate", "jitter", "loss", "duplicate", "reorder", "corrupt")
 """Keys with one figure that a ramp or a wave can move: ns, bit/s, or billionths."""
 
+REACH_SLACK_NS = 4  # to which Jitter.reach is not proportional to its amount
 MAX_DELAY_NS = 600 * NS_PER_S
 _RANGES = {"delay": (0, MAX_DELAY_NS), "rate": (MIN_RATE_BPS, MAX_RATE_BPS), "jitter": (0, MAX_DELAY_NS)}
 
@@ -98,7 +99,8 @@ def _queue(wish: QueueWish, rate: Rate, rtt: Delay, mtu: int, settings: Settings
 
 def _check_delay(delay: Delay, jitter: Jitter | None, reorder: Reorder | None) -> None:
     if jitter is not None and jitter.reach > delay:
-        most = Delay(jitter.amount.ns * delay.ns // jitter.reach.ns)
+        most = Delay(jitter.amount.ns * max(delay.ns - REACH_SLACK_NS, 0) // jitter.reach.ns)
+        most = min(jitter.amount, delay) if jitter.distribution == "uniform" else most
         raise Conflict(
             "jitter",
             f"{quote(str(jitter))} goes {jitter.reach} below the delay, which is {delay}: a packet cannot arrive "
