@@ -7,7 +7,7 @@ from typing import Literal
 
 from netlab.errors import PlanError
 from netlab.links import netem
-from netlab.plan import Carrier
+from netlab.operations import Carrier
 from netlab.topology import Topology
 
 TUN_DEVICE = "/dev/net/tun"

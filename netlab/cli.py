@@ -90,10 +90,12 @@ def _parser() -> argparse.ArgumentParser:
     verb("check", _check, "Read a profile and say what is wrong with it; exit 0 when nothing is.")
     for made in (verb("plan", _plan, "Print the exact operations that would build a network, and do nothing."),):
         _carrier_option(made)
+        _hosts_option(made)
         _json_option(made)
     run = verb("run", _run, "Run a command on every worker of an emulated network: netlab run PROFILE -- CMD ...")
     _carrier_option(run)
     _hosts_option(run)
+    _writable_option(run)
     run.add_argument("--no-verify", action="store_true", help="do not measure the network before the command starts")
     run.add_argument("--out", metavar="DIR", help="store plan, verification, health and exits there, as network.json")
     run.add_argument("--timeout", type=float, metavar="S", help="end the command after S seconds")
@@ -125,6 +127,7 @@ def _lab_verbs(verb: Callable[..., argparse.ArgumentParser]) -> None:
     up.add_argument("--name", metavar="LAB", required=True, help="what to call it")
     _carrier_option(up)
     _hosts_option(up)
+    _writable_option(up)
     listing = verb("list", cli_labs.list_labs, "List the labs that are up.", profile=False)
     _json_option(listing)
     for name, action, text in (
@@ -155,6 +158,16 @@ def _hosts_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hosts", choices=("process", "docker"), default="process", help="what a worker runs in")
 
 
+def _writable_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--writable",
+        metavar="DIR",
+        action="append",
+        default=[],
+        help="a folder in which containers may write; all else of this machine is read-only to them (repeatable)",
+    )
+
+
 def _json_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -179,7 +192,7 @@ def _plan(options: argparse.Namespace, _command: list[str]) -> int:
     laid_out = topology.build(load_profile(options.profile))
     # A plan can be read on a machine that could not carry it out, so a demanded carrier is taken at its word.
     carrier, why = carriers.choose("auto", laid_out) if options.carrier == "auto" else (options.carrier, "as asked")
-    made = plan.make(laid_out, carrier)
+    made = plan.make(laid_out, carrier, options.hosts)
     if options.json:
         _print_json(made.to_json())
         return EXIT_DONE
@@ -204,9 +217,8 @@ def _profiles(_options: argparse.Namespace, _command: list[str]) -> int:
 def _start(options: argparse.Namespace) -> Lab:
     from netlab.lab import Lab
 
-    if options.hosts != "process":
-        raise UserError(f"--hosts {options.hosts} is not supported by this version; supported: process")
-    return Lab.start(options.profile, carrier=options.carrier)
+    writable = [Path(folder) for folder in (*getattr(options, "writable", ()), getattr(options, "out", None)) if folder]
+    return Lab.start(options.profile, carrier=options.carrier, hosts=options.hosts, writable=writable)
 
 
 def _verify(options: argparse.Namespace, _command: list[str]) -> int:
@@ -297,7 +309,7 @@ def _run_prefixed(lab: Lab, command: list[str], timeout: float | None) -> Any:
     sinks: tuple[Sink, Sink] = (out.feed, err.feed)
     job = Job(lab, [(worker.name, worker.rank) for worker in lab.workers], *sinks, idle=idle)
     try:
-        return job.run(command, lab.environment, str(Path.cwd()), timeout)
+        return job.run(command, lab.environment, "", timeout)
     finally:
         for fd, prefixer in ((1, out), (2, err)):
             if os.isatty(fd):

@@ -15,10 +15,10 @@ import time
 import tty
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from netlab.errors import UserError
+from netlab.hosts import LaunchOptions
 
 if TYPE_CHECKING:
     from netlab.lab import Lab
@@ -28,7 +28,13 @@ def up(options: argparse.Namespace, _command: list[str]) -> int:
     """``netlab up PROFILE --name LAB``."""
     from netlab.lab import Lab
 
-    lab = Lab.start(options.profile, carrier=options.carrier, hosts=options.hosts, name=options.name)
+    lab = Lab.start(
+        options.profile,
+        carrier=options.carrier,
+        hosts=options.hosts,
+        name=options.name,
+        writable=options.writable,
+    )
     for choice in lab.choices:
         print(f"netlab: {choice}", file=sys.stderr)
     print(f"{options.name} is up: {', '.join(worker.name for worker in lab.workers)}")
@@ -133,7 +139,7 @@ def _launch(lab: Lab, node: str, argv: list[str], streams: tuple[int, int, int],
     environment = lab.environment(node) if node in known else dict(os.environ)
     report, write = os.pipe()
     try:
-        handle = lab.launch(node, argv, environment, str(Path.cwd()), (*streams, write), terminal)
+        handle = lab.launch(node, argv, environment, "", (*streams, write), LaunchOptions(terminal))
     finally:
         os.close(write)
     return report, handle

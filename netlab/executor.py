@@ -6,6 +6,7 @@ refused or changed it silently.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import time
 from collections.abc import Sequence
@@ -18,12 +19,15 @@ from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
 from netlab import namespaces as ns
-from netlab import plan as p
+from netlab import operations as p
 from netlab.errors import NetlabError
 from netlab.impairment import Impairment
 from netlab.links import netem, tun
 from netlab.links.relay import Direction, Relay
 from netlab.links.relay_stats import DirectionStats
+from netlab.plan import Plan
+
+_TUNSETPERSIST = 0x400454CB
 
 TXQUEUELEN = 50_000
 """Packets that wait in a TUN device for the relay; a burst that overflowed it would be a drop that nobody asked for."""
@@ -39,6 +43,7 @@ class Executor:
 
     namespaces: dict[str, int] = field(default_factory=dict)
     choices: list[str] = field(default_factory=list)
+    adopted: dict[str, int] = field(default_factory=dict)  # network namespaces that containers brought along
     relay: Relay | None = None
 
     def __post_init__(self) -> None:
@@ -51,7 +56,7 @@ class Executor:
         self._shapes: dict[str, p.Shape] = {}
         self.impairments: dict[str, Impairment] = {}
 
-    def build(self, plan: p.Plan) -> None:
+    def build(self, plan: Plan) -> None:
         """Carry out every operation, then start the relay. Raises ExecutionError naming the operation that failed."""
         for operation in plan.operations:
             try:
@@ -107,10 +112,20 @@ class Executor:
         ns.unshare(ns.CLONE_NEWNET, f"make the namespace {op.node}")
         try:
             self.namespaces[op.node] = ns.open_current("net")
-            netlink = self._netlink[op.node] = IPRoute()
-            netlink.link("set", index=1, state="up")
+            self._open_netlink(op.node)
         finally:
             ns.setns(self._home, ns.CLONE_NEWNET, "return to the lab's own network namespace")
+
+    @apply.register
+    def _(self, op: p.JoinContainer) -> None:
+        self.namespaces[op.node] = self.adopted[op.node]
+        with self.enter(op.node):
+            self._open_netlink(op.node)
+
+    def _open_netlink(self, node: str) -> None:
+        """A netlink socket of the namespace that we are in now, whose loopback comes up."""
+        netlink = self._netlink[node] = IPRoute()
+        netlink.link("set", index=1, state="up")
 
     @apply.register
     def _(self, op: p.SetSysctl) -> None:
@@ -142,7 +157,11 @@ class Executor:
     @apply.register
     def _(self, op: p.MakeTun) -> None:
         with self.enter(op.node):
-            self._tun[op.node, op.interface] = tun.open_tun(op.interface, layer=op.layer, offload=op.offload)
+            fd = self._tun[op.node, op.interface] = tun.open_tun(op.interface, layer=op.layer, offload=op.offload)
+        # Otherwise the relay's end would remove its devices one by one, 20 ms each: a persistent device goes with its
+        # namespace instead, all of them at once, and the namespace goes with this process (a container's may stay).
+        if op.node not in self.adopted:
+            fcntl.ioctl(fd, _TUNSETPERSIST, 1)
         index = self._find(op.node, op.interface)
         self._netlink[op.node].link("set", index=index, mtu=op.mtu, txqlen=TXQUEUELEN, state="up")
 

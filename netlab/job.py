@@ -38,6 +38,9 @@ class Starter(Protocol):
     def send_signal(self, handle: int, number: int) -> bool:
         """Signal a program; False when it is gone."""
 
+    def explain(self, node: str) -> str | None:
+        """Why a program on ``node`` may have been lost without a word, when that can be said."""
+
 
 @dataclass(frozen=True)
 class WorkerExit:
@@ -144,7 +147,7 @@ class Job:
             finally:
                 for key in list(ready.get_map().values()):
                     os.close(key.fd)
-        exits = tuple(run.exit or _lost(run) for run in self._all)
+        exits = tuple(run.exit or self._lost(run) for run in self._all)
         return JobResult(exits, self._failure, timed_out)
 
     def _start(
@@ -211,7 +214,7 @@ class Job:
         if sink is not None:
             running.open_streams -= 1
             return
-        running.exit = _parse(running)
+        running.exit = self._parse(running)
         if not running.exit.ok and not running.ended_by_us and self._failure is None:
             self._failure = running.exit
             self._begin_end()
@@ -239,21 +242,22 @@ class Job:
             self._signal_rest(signal.SIGKILL)
             raise
 
+    def _parse(self, running: _Running) -> WorkerExit:
+        if not running.report:
+            return self._lost(running)
+        report = json.loads(running.report.splitlines()[0])  # one that could not start reports before its init does
+        return WorkerExit(
+            running.worker,
+            running.rank,
+            code=report.get("code"),
+            signal=report.get("signal"),
+            error=report.get("error"),
+            ended_by_us=running.ended_by_us,
+        )
 
-def _parse(running: _Running) -> WorkerExit:
-    if not running.report:
-        return _lost(running)
-    report = json.loads(running.report.splitlines()[0])  # a program that could not start reports before its init does
-    return WorkerExit(
-        running.worker,
-        running.rank,
-        code=report.get("code"),
-        signal=report.get("signal"),
-        error=report.get("error"),
-        ended_by_us=running.ended_by_us,
-    )
-
-
-def _lost(running: _Running) -> WorkerExit:
-    """Nothing was reported: the program and its init were killed."""
-    return WorkerExit(running.worker, running.rank, signal=signal.SIGKILL, ended_by_us=running.ended_by_us)
+    def _lost(self, running: _Running) -> WorkerExit:
+        """Nothing was reported: whoever was to report was killed."""
+        why = None if running.ended_by_us else self.starter.explain(running.worker)
+        return WorkerExit(
+            running.worker, running.rank, signal=signal.SIGKILL, error=why, ended_by_us=running.ended_by_us
+        )

@@ -17,12 +17,15 @@ from typing import Any
 
 from netlab import namespaces as ns
 from netlab import wire
+from netlab.describe import describe_impairment
 from netlab.errors import NetlabError
 from netlab.executor import Executor
-from netlab.hosts import process
+from netlab.hosts import Host, LaunchOptions, Program
+from netlab.hosts.container import ContainerHost
+from netlab.hosts.process import ProcessHost
 from netlab.impairment import Impairment
 from netlab.links.relay_stats import DirectionStats
-from netlab.plan import Plan, describe_impairment
+from netlab.plan import Plan
 
 _STAGE = "/tmp"  # a mount point that exists everywhere; covered for a moment in our private mount namespace
 _PATIENCE_S = 10.0
@@ -35,13 +38,29 @@ class Keeper:
         """Start with nothing built."""
         self._executor = Executor()
         self._own_pids = ns.open_current("pid")
-        self._programs: set[int] = set()
+        self._containers: dict[str, ContainerHost] = {}
+        self._held: list[int] = []
+        self._details: dict[str, Any] = {}
+        self._programs: dict[int, Host] = {}
         self._plan: Plan | None = None
         self._why = ""
         self._events: list[dict[str, Any]] = []
         self.listener: socket.socket | None = None
         self.stopping = False
         self.started: set[int] = set()
+
+    def join(self, worker: str, whole: bool, network: int, control: int) -> None:
+        """Take a worker's container into the lab: its network namespace and the connection that holds it alive."""
+        self._executor.adopted[worker] = network
+        self._containers[worker] = ContainerHost(worker, socket.socket(fileno=control), whole=whole)
+
+    def hold(self, notes: tuple[str, ...], caretaker: tuple[int, int] | None, *tie: int) -> None:
+        """Take over what was chosen for the containers, and the descriptor by whose closing their caretaker (a process
+        with its start time) learns that the lab has ended.
+        """
+        self._held += tie
+        self._executor.choices += notes
+        self._details = {"caretaker": caretaker, "attached": caretaker is None}
 
     def build(self, plan: Plan, why: str) -> dict[str, Any]:
         """Build the lab; returns what was chosen on the way."""
@@ -65,26 +84,30 @@ class Keeper:
         self.stopping = True
 
     def start(
-        self, node: str, argv: list[str], env: dict[str, str], cwd: str, terminal: bool, *descriptors: int
+        self, node: str, argv: list[str], env: dict[str, str], cwd: str, options: LaunchOptions, *descriptors: int
     ) -> int:
-        """Start a program; returns the pid of its init in the lab. ``terminal``: its stdin becomes its terminal."""
+        """Start a program on a node; returns its handle."""
         stdin, stdout, stderr, report = descriptors
-        program = process.Program(argv, env, cwd, node, (stdin, stdout, stderr, report), terminal)
+        program = Program(argv, env, cwd, (stdin, stdout, stderr, report), options.terminal)
+        host = self._host(node, options.outside)
         try:
-            pid = process.start(program, self._executor.namespaces[node], self._executor.home, self._own_pids)
+            handle = host.start(program)
         finally:
             for fd in descriptors:
                 os.close(fd)
-        self._programs.add(pid)
-        self.started.add(pid)
-        return pid
+        self._programs[handle] = host
+        self.started.add(handle)
+        return handle
 
-    def signal(self, pid: int, number: int) -> bool:
+    def signal(self, handle: int, number: int) -> bool:
         """Send a signal to a program (SIGKILL takes all that it started along); False when it is gone already."""
-        if pid not in self._programs:
-            return False
-        os.kill(pid, number)
-        return True
+        host = self._programs.get(handle)
+        return host is not None and host.signal(handle, number)
+
+    def _host(self, node: str, outside: bool) -> Host:
+        if node in self._containers and not outside:
+            return self._containers[node]
+        return ProcessHost(node, self._executor.namespaces[node], self._executor.home, self._own_pids)
 
     def change(self, direction: str, impairment: Impairment) -> int:
         """Give a direction a new full state while traffic flows; returns the CLOCK_MONOTONIC ns from which it held."""
@@ -123,16 +146,18 @@ class Keeper:
                 return
             if pid == 0:
                 return
-            self._programs.discard(pid)
+            self._programs.pop(pid, None)
 
-    def end_programs(self, pids: set[int]) -> None:
+    def end_programs(self, handles: set[int]) -> None:
         """Kill programs whose connection has closed."""
-        for pid in pids & self._programs:
-            os.kill(pid, signal.SIGKILL)
+        for handle in sorted(handles):
+            self.signal(handle, signal.SIGKILL)
+            self._programs.pop(handle, None)
 
     def _built(self) -> dict[str, Any]:
         relay = self._executor.relay
-        return {"choices": tuple(self._executor.choices), "realtime": relay.realtime if relay else None}
+        realtime = relay.realtime if relay else None
+        return {"choices": tuple(self._executor.choices), "realtime": realtime, **self._details}
 
     def _note(self, kind: str, **details: Any) -> None:
         stamp = {"time": time.time(), "monotonic_ns": time.monotonic_ns(), "kind": kind}

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -21,16 +22,16 @@ from typing import Any, Literal
 from netlab import carriers, registry, topology, verify, wire
 from netlab.errors import NetlabError, UserError
 from netlab.health import Health, Mark, judge
+from netlab.hosts import PLAIN, HostKind, LaunchOptions, containers
 from netlab.impairment import Impairment
 from netlab.job import Job, JobResult, Sink
 from netlab.links.relay_stats import DirectionStats
-from netlab.plan import MASTER_PORT, Carrier, Plan, make
+from netlab.operations import Carrier
+from netlab.plan import MASTER_PORT, Plan, make
 from netlab.profile import Profile, load_profile
 from netlab.topology import Topology, Worker
 
 CarrierChoice = Literal["auto", "relay", "netem"]
-HostChoice = Literal["process"]
-
 _STOP_TIMEOUT_S = 10.0
 
 
@@ -44,12 +45,12 @@ class Lab:
     def __init__(self, plan: Plan, why: str, process: subprocess.Popen[bytes] | None, channel: socket.socket) -> None:
         """Not for callers: use ``Lab.start`` or ``Lab.attach``. ``process`` is None for a lab that others own."""
         self.plan = plan
-        self.hosts: HostChoice = "process"
         self._why = why
         self._process = process
         self._channel = channel
         self._lock = threading.Lock()
         self._built: dict[str, Any] = {}
+        self._containers: containers.Containers | None = None
 
     @classmethod
     def start(
@@ -57,24 +58,30 @@ class Lab:
         profile: Profile | str | Path,
         *,
         carrier: CarrierChoice = "auto",
-        hosts: HostChoice = "process",
+        hosts: HostKind = "process",
         name: str | None = None,
+        writable: Sequence[str | Path] = (),
     ) -> Lab:
         """Build the network of ``profile`` (a Profile, a path or the name of a shipped one) and return when it is up.
 
         A lab with a ``name`` outlives this object and this process: ``Lab.attach`` finds it, ``down`` ends it.
+        ``writable`` folders are at the same path in every container, and can be written there.
         Raises UserError for what the caller can change, LabError for what this machine refused.
         """
-        if hosts != "process":
-            raise UserError(f"hosts: {hosts!r} is not supported by this version; supported: process")
+        if hosts not in ("process", "docker"):
+            raise UserError(f"hosts: {hosts!r} is not supported; supported: process, docker")
         loaded = profile if isinstance(profile, Profile) else load_profile(profile)
         laid_out = topology.build(loaded)
         chosen, why = carriers.choose(carrier, laid_out)
-        plan = make(laid_out, chosen)
+        plan = make(laid_out, chosen, hosts)
+        if hosts == "docker":
+            containers.check()
         folder = registry.claim(name) if name is not None else None
         process, channel = _open_sandbox(folder)
         lab = cls(plan, why, process, channel)
         try:
+            if hosts == "docker":
+                lab._join_containers(process.pid, writable)
             lab._built = lab._call("build", plan, why)
             if name is not None:
                 lab._publish(name, process.pid)
@@ -96,14 +103,28 @@ class Lab:
         lab._built = built
         return lab
 
+    def _join_containers(self, owner: int, writable: Sequence[str | Path]) -> None:
+        """Have a container made for every worker and give the keeper what it needs of each."""
+        self._containers = found = containers.prepare(self.plan, owner, tuple(map(Path, writable)))
+        self._call("hold", found.notes, found.caretaker, descriptors=found.tie)
+        for joined in found.open():
+            try:
+                self._call("join", joined.worker, joined.whole, descriptors=(joined.network, joined.control))
+            finally:
+                os.close(joined.network)
+                os.close(joined.control)
+
     def down(self, name: str) -> None:
         """End the lab that is up as ``name`` and wait until nothing of it is left."""
         entry = registry.read(name)
+        caretaker = self._built.get("caretaker")
         self._call("stop")
         self._channel.close()
         deadline = time.monotonic() + _STOP_TIMEOUT_S
-        while entry is not None and entry.running() and time.monotonic() < deadline:
-            time.sleep(0.005)
+        parts = [(entry.pid, entry.start_ticks)] if entry is not None else []
+        for pid, ticks in [*parts, *([caretaker] if caretaker else [])]:
+            while registry.start_ticks(pid) == ticks and time.monotonic() < deadline:
+                time.sleep(0.005)
         registry.forget(name)
 
     def _publish(self, name: str, pid: int) -> None:
@@ -114,6 +135,9 @@ class Lab:
         entry = registry.Entry(name, self.profile.name, self.carrier, len(self.workers), time.time(), pid, ticks)
         registry.write(entry)
         self._process = None  # the lab is nobody's child any more
+        if self._containers is not None:
+            self._containers.release()
+            self._containers = None
 
     @property
     def profile(self) -> Profile:
@@ -129,6 +153,11 @@ class Lab:
     def carrier(self) -> Carrier:
         """What carries the links: ``relay`` or ``netem``."""
         return self.plan.carrier
+
+    @property
+    def hosts(self) -> HostKind:
+        """What a worker runs in."""
+        return self.plan.hosts
 
     @property
     def workers(self) -> tuple[Worker, ...]:
@@ -151,7 +180,10 @@ class Lab:
         }
 
     def environment(self, name: str, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-        """The environment of a worker's program: the caller's, what training launchers set, and ``extra`` on top."""
+        """The environment of a worker's program: the caller's, what training launchers set, and ``extra`` on top.
+
+        A container over an image of its own does not get the caller's: this comes on top of the image's.
+        """
         worker = self.worker(name)
         given = {
             "RANK": str(worker.rank),
@@ -173,7 +205,18 @@ class Lab:
             "NETLAB_SITE": worker.site,
             "NETLAB_CARRIER": self.carrier,
         }
-        return {**os.environ, **given, **(extra or {})}
+        base = os.environ if self._shares_files(worker) else {}
+        said = self.plan.settings(worker).environment if self.hosts == "docker" else ()
+        return {**base, **given, **dict(said), **(extra or {})}
+
+    @property
+    def python(self) -> str:
+        """The Python interpreter to name in a command for all workers: ours where they see our files, else theirs."""
+        return sys.executable if all(map(self._shares_files, self.workers)) else "python3"
+
+    def _shares_files(self, worker: Worker) -> bool:
+        """Whether the worker's programs see this machine's own file system."""
+        return self.hosts == "process" or (not self._built.get("attached") and self.plan.settings(worker).on_machine)
 
     def worker(self, name: str) -> Worker:
         """The worker of that name. Raises UserError naming those that exist."""
@@ -199,7 +242,7 @@ class Lab:
         seconds.
         """
         job = Job(self, [(w.name, w.rank) for w in self.workers], output or _discard, errors)
-        return job.run(argv, lambda name: self.environment(name, env), str(cwd or Path.cwd()), timeout)
+        return job.run(argv, lambda name: self.environment(name, env), str(cwd or ""), timeout)
 
     def exec(
         self,
@@ -208,24 +251,25 @@ class Lab:
         *,
         env: Mapping[str, str] | None = None,
         timeout: float | None = None,
+        outside: bool = False,
     ) -> subprocess.CompletedProcess[bytes]:
         """Run ``argv`` on one worker (or router) and collect what it prints. Status 128 + N means signal N, as in a
         shell.
 
-        Raises subprocess.TimeoutExpired.
+        ``outside``: where the worker is a container, run it on this machine's file system, in the worker's network
+        only. Raises subprocess.TimeoutExpired.
         """
         out, err = bytearray(), bytearray()
         names = {worker.name: worker.rank for worker in self.workers}
         job = Job(
-            self,
+            _Outside(self) if outside else self,
             [(node, names.get(node, -1))],
             lambda _, data: out.extend(data),
             lambda _, data: err.extend(data),
         )
-        whole = (
-            (lambda name: self.environment(name, env)) if node in names else (lambda _: {**os.environ, **(env or {})})
-        )
-        result = job.run(argv, whole, str(Path.cwd()), timeout)
+        own = node in names and not outside
+        whole = (lambda name: self.environment(name, env)) if own else (lambda _: {**os.environ, **(env or {})})
+        result = job.run(argv, whole, "", timeout)
         if result.timed_out:
             raise subprocess.TimeoutExpired(list(argv), timeout or 0.0, bytes(out), bytes(err))
         end = result.exits[0]
@@ -287,14 +331,25 @@ class Lab:
         env: Mapping[str, str],
         cwd: str,
         descriptors: tuple[int, int, int, int],
-        terminal: bool = False,
+        options: LaunchOptions = PLAIN,
     ) -> int:
         """Start a program on a node with the given stdin, stdout, stderr and report descriptors; returns its handle.
 
-        With ``terminal``, its stdin (a pseudo-terminal) becomes its controlling terminal.
+        An empty ``cwd`` is our own working directory, or where a container over an image of its own starts programs.
         """
-        handle: int = self._call("start", node, list(argv), dict(env), cwd, terminal, descriptors=descriptors)
+        place = cwd or self._place(node, options)
+        handle: int = self._call("start", node, list(argv), dict(env), place, options, descriptors=descriptors)
         return handle
+
+    def _place(self, node: str, options: LaunchOptions) -> str:
+        worker = next((worker for worker in self.workers if worker.name == node), None)
+        if worker is None or options.outside or self.hosts == "process":
+            return str(Path.cwd())
+        return self.plan.settings(worker).workdir or (str(Path.cwd()) if self._shares_files(worker) else "")
+
+    def explain(self, node: str) -> str | None:
+        """Why a program on ``node`` may have been lost without a word, when that can be said."""
+        return self._containers.explain(node) if self._containers is not None else None
 
     def send_signal(self, handle: int, number: int) -> bool:
         """Signal a program started with ``launch``; False when it is gone, or the lab is."""
@@ -312,12 +367,15 @@ class Lab:
         if self._process is None:
             return
         try:
-            self._process.wait(timeout=10)
+            self._process.wait(timeout=_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
         if self._process.stderr is not None:
             self._process.stderr.close()
+        found, self._containers = self._containers, None
+        if found is not None:
+            found.close()
 
     def __enter__(self) -> Lab:
         """The lab is already up."""
@@ -349,6 +407,27 @@ class Lab:
             return ""
         said = self._process.stderr.read().decode(errors="replace").strip() if self._process.stderr else ""
         return f": {said}" if said else ""
+
+
+@dataclass(frozen=True)
+class _Outside:
+    """Starts programs on this machine's file system, in the worker's network only, whatever the worker runs in."""
+
+    lab: Lab
+
+    def launch(
+        self, node: str, argv: Sequence[str], env: Mapping[str, str], cwd: str, descriptors: tuple[int, int, int, int]
+    ) -> int:
+        """Start a program."""
+        return self.lab.launch(node, argv, env, cwd, descriptors, LaunchOptions(outside=True))
+
+    def send_signal(self, handle: int, number: int) -> bool:
+        """Signal a program."""
+        return self.lab.send_signal(handle, number)
+
+    def explain(self, node: str) -> str | None:
+        """Nothing is known beyond what was reported."""
+        return None
 
 
 def _discard(_worker: str, _data: bytes) -> None:

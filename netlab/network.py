@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from netlab.hosts.settings import NOTHING_SAID, HostSettings
 from netlab.impairment import Impairment
 from netlab.timeline import Entry, Way
 from netlab.units import Delay, Rate
@@ -38,6 +39,12 @@ class Site:
     lan: Lan
     uplink: Uplink | None
     line: int
+    hosts: HostSettings = NOTHING_SAID
+    hosts_of: tuple[tuple[int, HostSettings], ...] = ()  # of single workers, by their index
+
+    def settings(self, index: int) -> HostSettings:
+        """How the host of worker ``index`` is made, as far as the site says."""
+        return dict(self.hosts_of).get(index, NOTHING_SAID).over(self.hosts)
 
 
 @dataclass(frozen=True)
@@ -88,3 +95,9 @@ class Profile:
     seed: int = 0
     schedule: tuple[Entry, ...] = ()
     files: tuple[tuple[str, str], ...] = ()
+    hosts: HostSettings = NOTHING_SAID
+
+    def settings(self, site: str, index: int) -> HostSettings:
+        """How the host of a worker is made: what is said for it, else for its site, else for all."""
+        (found,) = (each for each in self.sites if each.name == site)
+        return found.settings(index).over(self.hosts)

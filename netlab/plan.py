@@ -8,209 +8,40 @@ them.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from typing import Any
 
-from netlab.describe import describe_impairment as describe_impairment
 from netlab.describe import impairment_json
 from netlab.errors import PlanError
+from netlab.hosts import HostKind
+from netlab.hosts.settings import HostSettings
 from netlab.impairment import OFFLOAD_QUEUE_BYTES, OFFLOAD_RATE_BPS, Impairment
-from netlab.profile import Tcp
-from netlab.topology import BRIDGE, WORKER_INTERFACE, Joint, Topology, router_of
+from netlab.operations import (
+    AddAddress,
+    AddNeighbours,
+    AddRoute,
+    AttachPort,
+    Carrier,
+    JoinContainer,
+    Layer,
+    MakeBridge,
+    MakeNamespace,
+    MakeTun,
+    MakeVeth,
+    Operation,
+    SetCongestionControl,
+    SetSysctl,
+    Shape,
+)
+from netlab.profile import Profile, Tcp
+from netlab.topology import BRIDGE, WORKER_INTERFACE, Joint, Topology, Worker, router_of
 from netlab.units import Rate
-
-Carrier = Literal["relay", "netem"]
-Layer = Literal["ip", "ethernet"]
 
 OFFLOAD_FROM = Rate(OFFLOAD_RATE_BPS)
 """Slowest rate at which TCP crosses the relay in 64 KB units: below, one unit would last over 2.6 ms on the link."""
 
 MASTER_PORT = 29500
-
-
-@dataclass(frozen=True)
-class Operation(ABC):
-    """One step of a plan."""
-
-    @abstractmethod
-    def describe(self) -> str:
-        """The operation in the words of the tools an administrator would use."""
-
-
-@dataclass(frozen=True)
-class MakeNamespace(Operation):
-    """A network namespace with its loopback up, held open by the lab's keeper and by nothing else."""
-
-    node: str
-
-    def describe(self) -> str:
-        """Render like ``ip netns add``."""
-        return f"ip netns add {self.node}"
-
-
-@dataclass(frozen=True)
-class SetSysctl(Operation):
-    """A sysctl of one namespace, read back after it was written; ``if_present`` passes over a kernel without it."""
-
-    node: str
-    key: str
-    value: str
-    if_present: bool = False
-
-    def describe(self) -> str:
-        """Render like ``sysctl``."""
-        return f"[{self.node}] sysctl {self.key}='{self.value}'"
-
-
-@dataclass(frozen=True)
-class MakeBridge(Operation):
-    """The switch of a site's LAN, in the site's router namespace, up and with the router's address."""
-
-    node: str
-    interface: str
-    address: str
-    mtu: int
-
-    def describe(self) -> str:
-        """Render like ``ip link add type bridge``."""
-        return (
-            f"[{self.node}] ip link add {self.interface} type bridge; ip link set {self.interface} mtu {self.mtu} up;"
-            f" ip address add {self.address} dev {self.interface}"
-        )
-
-
-@dataclass(frozen=True)
-class MakeVeth(Operation):
-    """A veth pair with one end in each of two namespaces, both up."""
-
-    a_node: str
-    a_interface: str
-    b_node: str
-    b_interface: str
-    mtu: int
-
-    def describe(self) -> str:
-        """Render like ``ip link add type veth``."""
-        return (
-            f"ip link add {self.a_interface} netns {self.a_node} mtu {self.mtu} type veth"
-            f" peer {self.b_interface} netns {self.b_node}"
-        )
-
-
-@dataclass(frozen=True)
-class MakeTun(Operation):
-    """One end of a relayed joint: a TUN device (TAP when ``layer`` is ethernet), up, whose packets the relay
-    carries.
-    """
-
-    node: str
-    interface: str
-    layer: Layer
-    offload: bool
-    mtu: int
-
-    def describe(self) -> str:
-        """Render like ``ip tuntap add``."""
-        mode = "tun" if self.layer == "ip" else "tap"
-        offload = "on" if self.offload else "off"
-        return f"[{self.node}] ip tuntap add {self.interface} mode {mode} vnet_hdr (offload {offload}) mtu {self.mtu}"
-
-
-@dataclass(frozen=True)
-class AttachPort(Operation):
-    """An interface becomes a port of the bridge in its namespace."""
-
-    node: str
-    interface: str
-    bridge: str
-
-    def describe(self) -> str:
-        """Render like ``ip link set master``."""
-        return f"[{self.node}] ip link set {self.interface} master {self.bridge}"
-
-
-@dataclass(frozen=True)
-class AddAddress(Operation):
-    """An IPv4 address (CIDR) on an interface."""
-
-    node: str
-    interface: str
-    address: str
-
-    def describe(self) -> str:
-        """Render like ``ip address add``."""
-        return f"[{self.node}] ip address add {self.address} dev {self.interface}"
-
-
-@dataclass(frozen=True)
-class AddNeighbours(Operation):
-    """Both ends of a veth know each other's address for good, so that no ARP waits for the emulated delay."""
-
-    a_node: str
-    a_interface: str
-    a_address: str
-    b_node: str
-    b_interface: str
-    b_address: str
-
-    def describe(self) -> str:
-        """Render like ``ip neighbour add``."""
-        return (
-            f"[{self.a_node}] ip neighbour add {self.b_address} dev {self.a_interface} nud permanent;"
-            f" [{self.b_node}] ip neighbour add {self.a_address} dev {self.b_interface} nud permanent"
-        )
-
-
-@dataclass(frozen=True)
-class AddRoute(Operation):
-    """A route of one namespace."""
-
-    node: str
-    destination: str
-    via: str
-    interface: str
-
-    def describe(self) -> str:
-        """Render like ``ip route add``."""
-        return f"[{self.node}] ip route add {self.destination} via {self.via} dev {self.interface}"
-
-
-@dataclass(frozen=True)
-class SetCongestionControl(Operation):
-    """TCP congestion control of a worker: by sysctl, or on its routes where the kernel keeps the sysctl to the host."""
-
-    node: str
-    name: str
-
-    def describe(self) -> str:
-        """Render like ``sysctl`` with its alternative."""
-        return (
-            f"[{self.node}] sysctl net.ipv4.tcp_congestion_control={self.name}"
-            f" (where refused: ip route change ... congctl {self.name})"
-        )
-
-
-@dataclass(frozen=True)
-class Shape(Operation):
-    """What happens to packets that leave ``node`` through ``interface``: carried by the relay or set as a netem
-    qdisc.
-    """
-
-    direction: str
-    carrier: Carrier
-    node: str
-    interface: str
-    to_node: str
-    to_interface: str
-    layer: Layer
-    impairment: Impairment
-    mtu: int
-
-    def describe(self) -> str:
-        """Render like ``tc qdisc add``."""
-        return f"[{self.node}] {self.carrier} dev {self.interface}: {describe_impairment(self.impairment)}"
 
 
 @dataclass(frozen=True)
@@ -220,6 +51,12 @@ class Plan:
     topology: Topology
     carrier: Carrier
     operations: tuple[Operation, ...]
+    hosts: HostKind = "process"
+
+    def settings(self, worker: Worker) -> HostSettings:
+        """How the host of a worker is made."""
+        index = int(worker.name.rpartition("-")[2])
+        return self.topology.profile.settings(worker.site, index)
 
     def shapes(self) -> tuple[Shape, ...]:
         """The shaped directions, in order."""
@@ -235,6 +72,7 @@ class Plan:
         return {
             "name": topology.profile.name,
             "carrier": self.carrier,
+            "hosts": self.hosts,
             "workers": [asdict(worker) for worker in topology.workers],
             "links": [_joint_json(joint) for joint in topology.joints],
             "notes": list(topology.notes),
@@ -242,11 +80,13 @@ class Plan:
         }
 
 
-def make(topology: Topology, carrier: Carrier) -> Plan:
-    """Order the operations that build ``topology`` with its joints carried by ``carrier``.
+def make(topology: Topology, carrier: Carrier, hosts: HostKind = "process") -> Plan:
+    """Order the operations that build ``topology`` with its joints carried by ``carrier`` and workers in ``hosts``.
 
-    Raises PlanError when the carrier cannot carry one of them.
+    Raises PlanError when the carrier cannot carry one of them, or bare processes cannot be what the profile says.
     """
+    if hosts == "process":
+        _check_bare(topology.profile)
     if carrier == "netem":
         for joint in topology.joints:
             if joint.kind == "access":
@@ -254,13 +94,30 @@ def make(topology: Topology, carrier: Carrier) -> Plan:
                     f"{topology.profile.path}: {joint.name}: netem would have to shape the LAN on the worker itself,"
                     " where it distorts TCP; --carrier relay can shape this LAN"
                 )
-    return Plan(topology, carrier, tuple(_operations(topology, carrier)))
+    return Plan(topology, carrier, tuple(_operations(topology, carrier, hosts)), hosts)
 
 
-def _operations(topology: Topology, carrier: Carrier) -> Iterator[Operation]:
+def _check_bare(profile: Profile) -> None:
+    """What a profile says about hosts is about containers: bare processes would be another experiment."""
+    places = [("hosts", profile.hosts)]
+    for site in profile.sites:
+        places.append((f"sites.{site.name}.hosts", site.hosts))
+        places += [(f"sites.{site.name}.hosts.workers.{index}", each) for index, each in site.hosts_of]
+    for where, settings in places:
+        if settings.said():
+            raise PlanError(
+                f"{profile.path}: {where}.{settings.said()[0]}: bare processes are not confined to such settings;"
+                " --hosts docker is"
+            )
+
+
+def _operations(topology: Topology, carrier: Carrier, hosts: HostKind) -> Iterator[Operation]:
+    plan = Plan(topology, carrier, (), hosts)
+    workers = {worker.name: worker for worker in topology.workers} if hosts == "docker" else {}
     for node in topology.nodes:
-        yield MakeNamespace(node.name)
-    yield from _sysctls(topology)
+        worker = workers.get(node.name)
+        yield MakeNamespace(node.name) if worker is None else JoinContainer(node.name, plan.settings(worker))
+    yield from _sysctls(topology, hosts)
     yield from _lan_operations(topology)
     for joint in topology.joints:
         yield from _joint_operations(joint, carrier)
@@ -275,7 +132,7 @@ def _operations(topology: Topology, carrier: Carrier) -> Iterator[Operation]:
             yield Shape(name, carrier, *ends, layer, impairment, joint.mtu)
 
 
-def _sysctls(topology: Topology) -> Iterator[Operation]:
+def _sysctls(topology: Topology, hosts: HostKind) -> Iterator[Operation]:
     for node in topology.nodes:
         if node.kind != "worker":
             yield SetSysctl(node.name, "net.ipv4.ip_forward", "1")
@@ -283,8 +140,10 @@ def _sysctls(topology: Topology) -> Iterator[Operation]:
             # reports) over the WAN links, where nobody asked for them and a slow link would notice.
             for scope in ("all", "default"):
                 yield SetSysctl(node.name, f"net.ipv6.conf.{scope}.disable_ipv6", "1", if_present=True)
-        # Programs in a lab run as its root (group 0, the only one that a user namespace maps): ping needs no more.
-        yield SetSysctl(node.name, "net.ipv4.ping_group_range", "0 0")
+        # Bare processes run as the lab's root (group 0, the only one that a user namespace maps): ping needs no more.
+        # A container may have any user.
+        everyone = hosts == "docker" and node.kind == "worker"
+        yield SetSysctl(node.name, "net.ipv4.ping_group_range", "0 2147483647" if everyone else "0 0")
         if node.kind == "worker":
             yield from _tcp_sysctls(node.name, topology.profile.tcp)
 
@@ -369,7 +228,7 @@ def _operation_json(operation: Operation) -> dict[str, Any]:
     values: dict[str, Any] = {"operation": type(operation).__name__}
     for field in fields(operation):
         value = getattr(operation, field.name)
-        if not isinstance(value, Impairment):
+        if not isinstance(value, Impairment | HostSettings):
             values[field.name] = value
     values["text"] = operation.describe()
     return values

@@ -16,6 +16,7 @@ from netlab.chances import MAX_SEED
 from netlab.document import Items, Node, Place, Scalar, parse_document
 from netlab.errors import DocumentError, ProfileError
 from netlab.fields import Fields, Problems, read_fields, read_unit
+from netlab.hosts.settings import read_settings, read_site_settings
 from netlab.link_fields import DIRECTION_KEYS, HINTS, ONE_WAY_HINTS
 from netlab.network import Lan, Link, Profile, Site, Tcp, Uplink
 from netlab.profile_links import MAX_MTU, MIN_MTU, NAME, NAME_RULE, Common, read_links
@@ -33,10 +34,10 @@ TCP_BUFFER_MIN = 4096
 TCP_BUFFER_MAX = 2**31 - 1  # the kernel keeps them in a signed 32-bit integer
 RMEM_DEFAULT, WMEM_DEFAULT = 131072, 16384  # Linux's own middle figures, for who states a maximum only
 
-_PROFILE_KEYS = ("name", "source", "sites", "links", "tcp", "mtu", "seed", "schedule")
-_PROFILE_LATER = ("hosts", "carrier", "dilation", "traces", "events")
-_SITE_KEYS = ("workers", "lan", "uplink")
-_SITE_LATER = ("access", "hosts", "image", "seed", "schedule", "mtu", "tcp")
+_PROFILE_KEYS = ("name", "source", "sites", "links", "tcp", "mtu", "seed", "schedule", "hosts")
+_PROFILE_LATER = ("carrier", "dilation", "traces", "events")
+_SITE_KEYS = ("workers", "lan", "uplink", "hosts")
+_SITE_LATER = ("access", "seed", "schedule", "mtu", "tcp")
 _TCP_KEYS = ("congestion_control", "slow_start_after_idle", "rmem", "wmem")
 _LAN_LATER = (*(key for key in DIRECTION_KEYS if key not in ("delay", "rate")), "schedule")
 
@@ -91,6 +92,7 @@ def _profile(top: Fields, text: str, path: str, attached: Attached) -> Profile:
         seed=seed,
         schedule=(*traces, *schedule),
         files=attached.all(),
+        hosts=read_settings(top),
     )
 
 
@@ -114,19 +116,22 @@ def _site(name: str, node: Node, problems: Problems) -> Site | None:
     if not re.fullmatch(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", name):
         rule = "lower-case letters, digits and '-', which is neither first nor last"
         problems.add(node.place, f"{quote(name)} is not a site name: {rule}")
-    fields = read_fields(node, problems, _SITE_KEYS, _SITE_LATER)
+    fields = read_fields(node, problems, _SITE_KEYS, _SITE_LATER, {"image": "write it below hosts: {image: ...}"})
     workers = fields.integer("workers", 1, MAX_WORKERS_PER_SITE, required=True) if fields else None
     if fields is None:
         return None
     lan = fields.fields("lan", ("delay", "rate"), _LAN_LATER, ONE_WAY_HINTS)
     uplink = fields.fields("uplink", ("rate",), (*_LAN_LATER, "delay"), ONE_WAY_HINTS)
     uplink_rate = uplink.unit("rate", Rate, required=True) if uplink else None
+    hosts, hosts_of = read_site_settings(fields, workers or 1)
     return Site(
         name=name,
         workers=workers or 1,
         lan=Lan(lan.unit("delay", Delay), lan.unit("rate", Rate)) if lan else Lan(),
         uplink=Uplink(uplink_rate) if uplink_rate else None,
         line=node.place.line,
+        hosts=hosts,
+        hosts_of=hosts_of,
     )
 
 

@@ -191,7 +191,7 @@ def _steps(path: Sequence[tuple[object, Impairment]]) -> tuple[Impairment, ...]:
 
 def _probe(lab: Lab, node: str, *arguments: object, timeout: float) -> dict[str, Any]:
     argv = [sys.executable, "-m", "netlab.probe", *(str(argument) for argument in arguments)]
-    done = lab.exec(node, argv, env=_probe_environment(), timeout=timeout)
+    done = lab.exec(node, argv, env=_probe_environment(), timeout=timeout, outside=True)
     if done.returncode:
         raise ProbeError(f"{node}: {' '.join(argv[2:])}: {done.stderr.decode(errors='replace').strip()}")
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

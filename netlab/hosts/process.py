@@ -3,9 +3,6 @@
 Each program gets a small init as pid 1 of its pid namespace: it forks the program, passes signals on, collects
 orphans and, when the program ends, reports how and ends itself. The kernel then kills whatever the program left
 running, so nothing a worker starts can outlive it, daemonised or not.
-
-The report goes through a pipe as one line of JSON: {"code": 7}, {"signal": 11} or {"error": "...", "errno": 2}. A
-pipe that closes without a line means that the init itself was killed.
 """
 
 from __future__ import annotations
@@ -16,12 +13,12 @@ import json
 import os
 import signal
 import termios
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn
 
 from netlab import namespaces as ns
+from netlab.hosts import Program
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 COMMAND_NOT_FOUND = 127
@@ -29,37 +26,36 @@ COMMAND_NOT_EXECUTABLE = 126
 
 
 @dataclass(frozen=True)
-class Program:
-    """What to start and as what: ``descriptors`` are stdin, stdout, stderr and the report pipe, in this order.
-
-    With ``terminal``, stdin is a terminal that becomes the program's own, so that a shell has job control.
-    """
-
-    argv: Sequence[str]
-    env: Mapping[str, str]
-    cwd: str
-    hostname: str
-    descriptors: tuple[int, int, int, int]
-    terminal: bool = False
-
-
-def start(program: Program, network: int, home: int, own_pids: int) -> int:
-    """Start ``program`` in the namespace ``network``; returns the pid of its init. Raises OSError.
+class ProcessHost:
+    """A node whose programs are children of the keeper; ``network`` is a descriptor of the node's namespace.
 
     ``home`` and ``own_pids`` are the keeper's own network and pid namespaces, to which it returns.
     """
-    with ns.inside_network(network, home):
-        ns.unshare(ns.CLONE_NEWPID, "make a pid namespace")
-        try:
-            pid = os.fork()
-            if pid == 0:
-                _init(program)
-        finally:
-            ns.setns(own_pids, ns.CLONE_NEWPID, "return to the keeper's pid namespace")
-    return pid
+
+    name: str
+    network: int
+    home: int
+    own_pids: int
+
+    def start(self, program: Program) -> int:
+        """Start ``program``; the handle is the pid of its init."""
+        with ns.inside_network(self.network, self.home):
+            ns.unshare(ns.CLONE_NEWPID, "make a pid namespace")
+            try:
+                pid = os.fork()
+                if pid == 0:
+                    _init(program, self.name)
+            finally:
+                ns.setns(self.own_pids, ns.CLONE_NEWPID, "return to the keeper's pid namespace")
+        return pid
+
+    def signal(self, handle: int, number: int) -> bool:
+        """Pass it on to the init, which the keeper has not collected yet."""
+        os.kill(handle, number)
+        return True
 
 
-def _init(program: Program) -> NoReturn:
+def _init(program: Program, hostname: str) -> NoReturn:
     """Pid 1 of the program's pid namespace."""
     stdin, stdout, stderr, report = program.descriptors
     signal.set_wakeup_fd(-1)
@@ -67,7 +63,7 @@ def _init(program: Program) -> NoReturn:
         os.setsid()
         ns.die_with_parent()
         ns.unshare(ns.CLONE_NEWNS | ns.CLONE_NEWUTS, "make mount and UTS namespaces")
-        ns.sethostname(program.hostname)
+        ns.sethostname(hostname)
         ns.mount("proc", "/proc", "proc", ns.MS_NOSUID | ns.MS_NODEV | ns.MS_NOEXEC)
         _mount_sysfs()
         for target, fd in enumerate((stdin, stdout, stderr)):

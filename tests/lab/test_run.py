@@ -205,7 +205,7 @@ def test_the_record_holds_network_verification_health_and_exits(
     [
         (["run", "PROFILE"], "no command"),
         (["run", "nowhere.yaml", "--", "true"], "nowhere.yaml"),
-        (["run", "PROFILE", "--hosts", "docker", "--", "true"], "supported: process"),
+        (["run", "PROFILE", "--hosts", "vagrant", "--", "true"], "choose from 'process', 'docker'"),
         (["run", "PROFILE", "--timeout", "-1", "--", "true"], "--timeout"),
     ],
 )

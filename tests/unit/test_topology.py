@@ -6,7 +6,8 @@ import pytest
 
 from netlab import topology
 from netlab.errors import PlanError
-from netlab.plan import MakeTun, Shape, make
+from netlab.operations import MakeTun, Shape
+from netlab.plan import make
 from netlab.profile import parse_profile
 
 
