@@ -21,7 +21,8 @@ queue followed by a fixed delay: delay and rate commute as long as the delay is 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, fields
 from typing import Any
 
 from pyroute2.netlink import NLM_F_ACK, NLM_F_CREATE, NLM_F_REPLACE, NLM_F_REQUEST
@@ -32,6 +33,7 @@ from netlab.errors import InvalidEmulation, NetlabError, PlanError
 from netlab.impairment import Impairment
 from netlab.links import netem_codec as codec
 from netlab.links.netem_probe import probe as probe
+from netlab.links.relay_stats import DirectionStats
 from netlab.units import NS_PER_S, Rate
 
 HANDLE = 0x10000  # "1:", fixed, so that a second apply changes the qdisc in place and keeps the packets it holds
@@ -181,7 +183,37 @@ def counters(ipr: Any, ifindex: int, name: str = "") -> Counters:
     """What the interface's root netem has passed and dropped, and holds. Raises InvalidEmulation when there is none."""
     stats = _find(ipr, ifindex, name).get_attr("TCA_STATS2")
     basic, queue = stats.get_attr("TCA_STATS_BASIC"), stats.get_attr("TCA_STATS_QUEUE")
-    return Counters(basic["packets"], basic["bytes"], queue["drops"], queue["qlen"], queue["backlog"])
+    packets = stats.get_attr("TCA_STATS_PKT64") or basic["packets"]
+    return Counters(packets, basic["bytes"], queue["drops"], queue["qlen"], queue["backlog"])
+
+
+def statistics(ipr: Any, ifindex: int, name: str, impairment: Impairment) -> DirectionStats:
+    """The counters of a direction in the relay's terms, as far as netem counts: lateness, peaks and causes stay empty.
+
+    Its drops are those of the queue. What it holds is counted as queued, though packets that only wait out the delay
+    are among it. `impairment` is the one in force, and the interface an Ethernet device.
+    """
+    seen = counters(ipr, ifindex, name)
+    left = seen.bytes - seen.packets * ETHERNET_HEADER
+    held = seen.held_bytes - seen.held_packets * ETHERNET_HEADER
+    zero: dict[str, Any] = {
+        field.name: () if field.name.startswith("lateness") else 0 for field in fields(DirectionStats)
+    }
+    zero |= {"lateness_max_ns": 0, "lateness_sum_ns": 0}
+    known = {
+        "name": name,
+        "packets_in": seen.packets + seen.drops + seen.held_packets,
+        "packets_out": seen.packets,
+        "units_out": seen.packets,
+        "bytes_in": left + held,
+        "bytes_out": left,
+        "wire_bytes_out": left + seen.packets * impairment.overhead,
+        "drops_queue": seen.drops,
+        "queue_bytes": held + seen.held_packets * impairment.overhead,
+        "queue_packets": seen.held_packets,
+        "updated_ns": time.monotonic_ns(),
+    }
+    return DirectionStats(**(zero | known))
 
 
 def _find(ipr: Any, ifindex: int, name: str) -> Any:

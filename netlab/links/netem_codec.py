@@ -180,8 +180,34 @@ class Options(nla):  # type: ignore[misc]
     corr, pair, loss, rate, slot = _Corr, _Pair, _Loss, _Rate, _Slot
 
 
+class _Stats(nla):  # type: ignore[misc]
+    """TCA_STATS2. The packet count of the basic part wraps at 2**32: the kernel then adds the whole one."""
+
+    nla_map = (
+        ("TCA_STATS_UNSPEC", "none"),
+        ("TCA_STATS_BASIC", "basic"),
+        ("TCA_STATS_RATE_EST", "hex"),
+        ("TCA_STATS_QUEUE", "queue"),
+        ("TCA_STATS_APP", "hex"),
+        ("TCA_STATS_RATE_EST64", "hex"),
+        ("TCA_STATS_PAD", "hex"),
+        ("TCA_STATS_BASIC_HW", "hex"),
+        ("TCA_STATS_PKT64", "uint64"),
+    )
+
+    class basic(nla):  # type: ignore[misc]
+        """struct gnet_stats_basic."""
+
+        fields = (("bytes", "Q"), ("packets", "I"))
+
+    class queue(nla):  # type: ignore[misc]
+        """struct gnet_stats_queue."""
+
+        fields = (("qlen", "I"), ("backlog", "I"), ("drops", "I"), ("requeues", "I"), ("overlimits", "I"))
+
+
 class NetemMessage(tcmsg):  # type: ignore[misc]
-    """pyroute2's traffic control message, with our options where the qdisc is a netem."""
+    """pyroute2's traffic control message, with our options and counters where the qdisc is a netem."""
 
     @staticmethod
     def get_options(message: Any, *args: Any, **keywords: Any) -> Any:
@@ -189,6 +215,11 @@ class NetemMessage(tcmsg):  # type: ignore[misc]
         if message.get_attr("TCA_KIND") == KIND:
             return Options
         return tcmsg.get_options(message, *args, **keywords)
+
+    @staticmethod
+    def get_stats2(message: Any, *args: Any, **keywords: Any) -> Any:
+        """The same for TCA_STATS2."""
+        return _Stats
 
 
 def probability(ppb: int) -> int:

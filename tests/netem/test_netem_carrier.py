@@ -144,6 +144,23 @@ def test_packets_under_way_take_no_room_in_the_queue(pair):
     assert 112.3 <= statistics.median(settled) <= 114.8 + lateness + 0.2
 
 
+def test_counters_come_in_the_terms_of_the_relay(pair):
+    """Of 100 packets of 1500 IP bytes in one burst, 22 fit: counted on the wire, 1538 bytes each."""
+    impairment = wan(10, 1_000_000, packets=20)
+    both(pair, impairment)
+    node = pair.nodes[0]
+    before = netem.statistics(node.netlink, node.index["down"], "a>b", impairment)
+    arrivals = net.flood(pair, (0, 1), 100, 1500)
+    interval = netem.statistics(node.netlink, node.index["down"], "a>b", impairment) - before
+    assert (interval.packets_in, interval.packets_out, interval.drops_queue) == (
+        100,
+        len(arrivals),
+        100 - len(arrivals),
+    )
+    assert (interval.bytes_out, interval.wire_bytes_out) == (len(arrivals) * 1500, len(arrivals) * FRAME)
+    assert (interval.queue_packets, interval.drops_other, interval.lateness_quantile(0.5)) == (0, 0, None)
+
+
 def test_the_kernel_tells_tc_what_we_told_the_kernel(pair):
     """8 ms are 125000 ticks exactly (tc shows ticks) and keep 650.2 packets of 1538 bytes under way: 651 + 1 + 1000."""
     both(pair, wan(8, 1_000_000_000))
