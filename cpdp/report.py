@@ -13,7 +13,7 @@ from cpdp import analysis, jsonfile, palette, plots, timeline
 from cpdp.analysis import Analysis
 from cpdp.page import definitions, figure, fold, page, table, text
 from cpdp.palette import Look
-from cpdp.screen import number, plain, share
+from cpdp.screen import length, number, plain, repeats, share
 from cpdp.summary import Line, Spread, Summary, Training
 
 
@@ -123,24 +123,21 @@ def _phase(found: Analysis, phase: str, lines: Sequence[Line], looks: Mapping[st
 
 def _setting(spec: Mapping[str, Any]) -> str:
     work = ", ".join(f"{key} {value}" for key, value in spec["workload"].items() if key != "name")
-    length = f"{spec['steps']} steps" if spec.get("steps") is not None else f"{spec.get('epochs')} epochs"
-    return (
-        f"{spec['workload']['name']} ({work}); {length} after {spec.get('warmup_steps', 0)} warm-up steps,"
-        f" {spec.get('repeats', 1)} repeats."
-    )
+    warm = f" after {spec['warmup_steps']} warm-up steps" if spec.get("warmup_steps") else ""
+    return f"{spec['workload']['name']} ({work}); {length(spec)}{warm}; {repeats(spec)}."
 
 
 def _strategies(lines: Sequence[Line], looks: Mapping[str, Look], summed: Summary, phase: str) -> str:
     paper = summed.published.get(phase)
-    heads = ["strategy", "step", "computation", "hidden", "exposed", "rest", "MB per step", "of DDP's exposed",
-             "exposed s/epoch"]  # fmt: skip
-    heads += ["published s/epoch", "published of DDP's"] if paper else []
-    rows = [_strategy_row(line, looks[line.label], published=paper is not None) for line in lines]
-    source = f" Published: {paper.source}." if paper else ""
+    heads = ["strategy", "step", "computation", "hidden", "exposed", "rest", "MB per step", "of DDP's exposed"]
     caption = (
-        f"{phase}: milliseconds per step, mean over valid cells (smallest-largest repeat); an epoch is"
-        f" {summed.steps_per_epoch[phase]} steps; MB over the busiest WAN direction.{source}"
+        f"{phase}: milliseconds per step, mean over valid cells (smallest-largest repeat); MB over the busiest WAN"
+        " direction."
     )
+    if paper:
+        heads += ["exposed s/epoch", "published s/epoch", "published of DDP's"]
+        caption += f" An epoch is {paper.steps_per_epoch} steps. Published: {paper.source}."
+    rows = [_strategy_row(line, looks[line.label], published=paper is not None) for line in lines]
     return table(caption, [*heads, "valid cells"], rows)
 
 
@@ -152,9 +149,9 @@ def _strategy_row(line: Line, look: Look, *, published: bool) -> list[str]:
         _spread(line.values["rest_ms"], 1),
         number(None if wire is None else wire / 1e6, 1),
         share(line.share_of_ddp.mean if line.share_of_ddp else None),
-        _spread(line.epoch_s, 1),
     ]
     if published:
+        row.append(_spread(line.epoch_s, 1))
         row += [number(line.published.exposed_s if line.published else None, 1), share(line.published_share)]
     return [*row, f"{line.valid}/{line.cells}"]
 

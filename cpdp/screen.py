@@ -195,19 +195,29 @@ def summary_view(found: Analysis, width: int) -> RenderableType:
 
 def _title(run: RunData, phase: str) -> str:
     found = next(one for one in run.resolved["experiment"]["phases"] if one["name"] == phase)
-    length = f"{found.get('steps')} steps" if found.get("steps") is not None else f"{found.get('epochs')} epochs"
-    return f"{phase}: {found['workload']['name']}, {found['kind']}, {length}, {found.get('repeats', 1)} repeats"
+    return f"{phase}: {found['workload']['name']}, {found['kind']}, {length(found)}, {repeats(found)}"
+
+
+def length(phase: Mapping[str, Any]) -> str:
+    """How long a phase's cells are, in words."""
+    unit, count = ("step", phase["steps"]) if phase.get("steps") is not None else ("epoch", phase.get("epochs"))
+    return f"{count} {unit}{'' if count == 1 else 's'}"
+
+
+def repeats(phase: Mapping[str, Any]) -> str:
+    """How often, in words."""
+    count = phase.get("repeats", 1)
+    return f"{count} repeat{'' if count == 1 else 's'}"
 
 
 def _notes(summary: Summary) -> Iterator[str]:
-    """What the columns mean, in one line, and where the published figures are from."""
-    steps = " and ".join(str(count) for count in dict.fromkeys(summary.steps_per_epoch.values()))
+    """What the columns mean, and where the published figures are from."""
     yield (
-        f"Milliseconds per step, mean over valid cells (smallest-largest repeat). s/ep.: exposed seconds per"
-        f" {steps} steps. MB/step: over the busiest WAN direction. ok: valid cells."
+        "Milliseconds per step, mean over valid cells (smallest-largest repeat). MB/step: over the busiest WAN"
+        " direction. ok: valid cells."
     )
     for paper in summary.published.values():
-        yield f"Published: {paper.source}."
+        yield f"s/ep.: exposed seconds per epoch of {paper.steps_per_epoch} steps. Published: {paper.source}."
 
 
 def _bullet(text: str) -> RenderableType:
