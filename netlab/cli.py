@@ -132,6 +132,11 @@ def _lab_verbs(verb: Callable[..., argparse.ArgumentParser]) -> None:
     _json_option(listing)
     for name, action, text in (
         ("down", cli_labs.down, "End a lab and everything in it."),
+        (
+            "set",
+            cli_labs.change,
+            "Change a link while traffic flows: netlab set LAB LINK rate=10mbit delay=50ms state=up.",
+        ),
         ("exec", cli_labs.execute, "Run a command on a worker of a lab: netlab exec LAB WORKER -- CMD ..."),
         ("shell", cli_labs.shell, "Open a shell on a worker of a lab."),
         ("events", cli_labs.events, "What happened to a lab, in order."),
@@ -141,6 +146,11 @@ def _lab_verbs(verb: Callable[..., argparse.ArgumentParser]) -> None:
         made.add_argument("lab", metavar="LAB", help="a lab's name (netlab list)")
         if name in ("exec", "shell"):
             made.add_argument("worker", metavar="WORKER", help="a worker (SITE-INDEX) or a router (SITE.router)")
+        if name == "set":
+            made.add_argument("link", metavar="LINK", help="a link's name in the profile")
+            made.add_argument(
+                "settings", metavar="KEY=VALUE", nargs="+", help="as in a profile; backward.KEY for one way"
+            )
         if name == "events":
             _json_option(made)
         if name == "top":

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from netlab.describe import describe_impairment
 from netlab.errors import UserError
 from netlab.hosts import LaunchOptions
 
@@ -47,6 +48,18 @@ def down(options: argparse.Namespace, _command: list[str]) -> int:
     from netlab.lab import Lab
 
     Lab.attach(options.lab).down(options.lab)
+    return 0
+
+
+def change(options: argparse.Namespace, _command: list[str]) -> int:
+    """``netlab set LAB LINK KEY=VALUE ...``."""
+    with _attached(options.lab) as lab:
+        touched = lab.set(options.link, *options.settings)
+        state = lab.impairments()
+    for direction in touched:
+        print(f"{direction}: {describe_impairment(state[direction])}")
+    if not touched:
+        print("nothing changes: the link is like that already", file=sys.stderr)
     return 0
 
 

@@ -17,8 +17,7 @@ from typing import Any
 
 from netlab import namespaces as ns
 from netlab import wire
-from netlab.describe import describe_impairment
-from netlab.errors import NetlabError
+from netlab.errors import NetlabError, UserError
 from netlab.executor import Executor
 from netlab.hosts import Host, LaunchOptions, Program
 from netlab.hosts.container import ContainerHost
@@ -26,6 +25,8 @@ from netlab.hosts.process import ProcessHost
 from netlab.impairment import Impairment
 from netlab.links.relay_stats import DirectionStats
 from netlab.plan import Plan
+from netlab.player import Player
+from netlab.schedule import Change
 
 _STAGE = "/tmp"  # a mount point that exists everywhere; covered for a moment in our private mount namespace
 _PATIENCE_S = 10.0
@@ -45,6 +46,7 @@ class Keeper:
         self._plan: Plan | None = None
         self._why = ""
         self._events: list[dict[str, Any]] = []
+        self.player: Player | None = None
         self.listener: socket.socket | None = None
         self.stopping = False
         self.started: set[int] = set()
@@ -68,6 +70,7 @@ class Keeper:
         _replace_file("/etc/hosts", plan.topology.hosts_file)
         self._executor.build(plan)
         self._plan, self._why = plan, why
+        self.player = Player(plan.topology, self._executor.change, self._note_change, time.monotonic_ns)
         self._note("up", profile=plan.topology.profile.name, carrier=plan.carrier)
         return self._built()
 
@@ -109,11 +112,26 @@ class Keeper:
             return self._containers[node]
         return ProcessHost(node, self._executor.namespaces[node], self._executor.home, self._own_pids)
 
-    def change(self, direction: str, impairment: Impairment) -> int:
-        """Give a direction a new full state while traffic flows; returns the CLOCK_MONOTONIC ns from which it held."""
-        moment = self._executor.change(direction, impairment)
-        self._note("change", direction=direction, state=describe_impairment(impairment), at_ns=moment)
-        return moment
+    def begin(self) -> int | None:
+        """Start the profile's schedule, unless it has begun; returns its start (CLOCK_MONOTONIC ns)."""
+        return self.player.begin() if self.player else None
+
+    def change(self, link: str, words: list[str]) -> list[str]:
+        """Change a link by hand; returns the directions that got a new state."""
+        return self.player.set(link, words) if self.player else []
+
+    def reached(self, rank: int, step: int) -> bool:
+        """A training step begins; True when the schedule waited for it."""
+        return self.player is not None and self.player.reached(rank, step)
+
+    def play(self) -> None:
+        """Apply the changes that are due. A schedule that comes to ask for what cannot be stops there, and says so."""
+        try:
+            if self.player is not None:
+                self.player.play()
+        except UserError as error:
+            self._note("schedule stopped", reason=str(error))
+            self.player = None
 
     def impairments(self) -> dict[str, Impairment]:
         """The present state of every direction."""
@@ -159,6 +177,16 @@ class Keeper:
         realtime = relay.realtime if relay else None
         return {"choices": tuple(self._executor.choices), "realtime": realtime, **self._details}
 
+    def _note_change(self, change: Change, direction: str, due_ns: int, held_ns: int) -> None:
+        self._note(
+            "change",
+            direction=direction,
+            values=dict(change.values),
+            causes=list(change.causes),
+            due_ns=due_ns,
+            held_ns=held_ns,
+        )
+
     def _note(self, kind: str, **details: Any) -> None:
         stamp = {"time": time.time(), "monotonic_ns": time.monotonic_ns(), "kind": kind}
         self._events.append(stamp | details)
@@ -194,7 +222,10 @@ class Server:
     def run(self) -> None:
         """Serve until told to stop, or until nobody is left who could."""
         while not self._keeper.stopping and (self._started or self._keeper.listener):
-            for key, _ in self._ready.select():
+            wait = self._keeper.player.wait_s() if self._keeper.player else None
+            ready = self._ready.select(wait)
+            self._keeper.play()
+            for key, _ in ready:
                 if key.fileobj == self._wake:
                     os.read(self._wake, 4096)
                     self._keeper.reap()
@@ -234,6 +265,8 @@ def _answer(keeper: Keeper, channel: socket.socket) -> bool:
     reply: tuple[str, Any]
     try:
         reply = ("done", getattr(keeper, name)(*arguments, *descriptors))
+    except UserError as error:
+        reply = ("refused", str(error))
     except (NetlabError, OSError) as error:
         reply = ("failed", str(error.strerror or error) if isinstance(error, OSError) else str(error))
     try:

@@ -85,6 +85,7 @@ class Lab:
             lab._built = lab._call("build", plan, why)
             if name is not None:
                 lab._publish(name, process.pid)
+                lab.begin_schedule()
         except BaseException:
             lab.stop()
             if name is not None:
@@ -241,6 +242,8 @@ class Lab:
         ``output`` gets what they print as it arrives (with ``errors`` given, only standard output). ``timeout`` in
         seconds.
         """
+        if self.profile.schedule:
+            self.begin_schedule()
         job = Job(self, [(w.name, w.rank) for w in self.workers], output or _discard, errors)
         return job.run(argv, lambda name: self.environment(name, env), str(cwd or ""), timeout)
 
@@ -309,10 +312,23 @@ class Lab:
         """Whether the emulation kept up since ``since``, and if not, why."""
         return judge(since, self.mark(), relay_alive=bool(self._call("relay_alive")))
 
-    def change(self, direction: str, impairment: Impairment) -> int:
-        """Give one direction a new state while traffic flows; returns the CLOCK_MONOTONIC ns from which it held."""
-        moment: int = self._call("change", direction, impairment)
-        return moment
+    def set(self, link: str, *words: str) -> list[str]:
+        """Change a link while traffic flows: ``lab.set("paris-tokyo", "rate=10mbit", "backward.loss=1%")``.
+
+        Nothing in flight is lost or reordered. Holds until the schedule or another ``set`` speaks for the same key.
+        Returns the directions that got a new state. Raises UserError, and then nothing has changed.
+        """
+        touched: list[str] = self._call("change", link, list(words))
+        return touched
+
+    def begin_schedule(self) -> int | None:
+        """Start the profile's schedule, unless it has begun; ``run`` does it. Returns its start, CLOCK_MONOTONIC ns."""
+        start: int | None = self._call("begin")
+        return start
+
+    def reached(self, rank: int, step: int) -> bool:
+        """Tell the schedule that a rank begins a training step; True when something waited for it."""
+        return bool(self._call("reached", rank, step))
 
     def impairments(self) -> dict[str, Impairment]:
         """The present state of every direction, by its name in the plan."""
@@ -394,6 +410,8 @@ class Lab:
                 (status, value), _ = wire.receive(self._channel)
             except (EOFError, OSError) as error:
                 raise LabError(f"the lab has ended{self._last_words()}") from error
+        if status == "refused":
+            raise UserError(value)
         if status == "failed":
             raise LabError(f"{self.profile.name}: {value}")
         return value

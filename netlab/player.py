@@ -1,0 +1,103 @@
+"""Plays a lab's changes over time: its schedule, what training steps set off, and what a user changes by hand.
+
+Between `netlab.schedule`, which says what changes when and reads no clock, and the executor, which applies one state
+to one direction. The keeper asks `wait_s` how long it may sleep and then calls `play`. `begin` starts the profile's
+schedule, with the job for which it is meant: while the lab is verified the links are as the profile's base says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from netlab.impairment import Impairment
+from netlab.live import set_now
+from netlab.schedule import Change, Started, changes, on_step
+from netlab.timeline import OnStep
+from netlab.topology import Topology, carried
+from netlab.units import Duration
+
+Apply = Callable[[str, Impairment], int]
+"""Gives a direction (by its name in the plan) a new state; returns the CLOCK_MONOTONIC ns from which it holds."""
+
+Note = Callable[[Change, str, int, int], None]
+"""Records a change: the change, its direction, when it was due and when it held (CLOCK_MONOTONIC ns)."""
+
+
+@dataclass
+class Player:
+    """The changes of one lab. ``clock`` is CLOCK_MONOTONIC in ns."""
+
+    topology: Topology
+    apply: Apply
+    note: Note
+    clock: Callable[[], int]
+    _origin_ns: int = 0
+    _playing: bool = False
+    _started: list[Started] = field(default_factory=list)
+    _stream: Iterator[Change] = field(default_factory=lambda: iter(()))
+    _next: Change | None = None
+
+    def __post_init__(self) -> None:
+        """Nothing has begun."""
+        self._origin_ns = self.clock()
+
+    def begin(self) -> int:
+        """Start the profile's schedule at this moment, unless it has begun; returns its start."""
+        if not self._playing:
+            self._origin_ns = self.clock()
+            self._playing = True
+            self._restart(Duration(0))
+            self.play()
+        return self._origin_ns
+
+    def reached(self, rank: int, step: int) -> bool:
+        """A training step begins; True when an entry waited for it."""
+        self.begin()
+        waiting = [entry for entry in on_step(self.topology.profile) if entry.at == OnStep(step, rank)]
+        now = self._now()
+        self._started += [(entry, now) for entry in waiting]
+        if waiting:
+            self._restart(now)
+            self.play()
+        return bool(waiting)
+
+    def set(self, link: str, words: Sequence[str]) -> list[str]:
+        """Change a link by hand, at once; returns the directions that got a new state. Begins the schedule.
+
+        Raises UserError, and then nothing has changed.
+        """
+        if not self._playing:
+            self.begin()
+        now = self._now()
+        entry, first = set_now(self.topology.profile, link, words, self._started, now)
+        self._started.append((entry, now))
+        touched = [self._apply(change) for change in first]
+        self._restart(Duration(now.ns + 1))
+        return touched
+
+    def wait_s(self) -> float | None:
+        """Seconds until the next change is due, or None."""
+        if self._next is None:
+            return None
+        return max(0.0, (self._origin_ns + self._next.at.ns - self.clock()) / 1e9)
+
+    def play(self) -> None:
+        """Apply every change that is due."""
+        while self._next is not None and self._origin_ns + self._next.at.ns <= self.clock():
+            if self._next.values:
+                self._apply(self._next)
+            self._next = next(self._stream, None)
+
+    def _now(self) -> Duration:
+        return Duration(self.clock() - self._origin_ns)
+
+    def _restart(self, since: Duration) -> None:
+        self._stream = changes(self.topology.profile, self._started, since)
+        self._next = next(self._stream, None)
+
+    def _apply(self, change: Change) -> str:
+        direction, impairment = carried(self.topology, change.link, change.way, change.impairment)
+        held = self.apply(direction, impairment)
+        self.note(change, direction, self._origin_ns + change.at.ns, held)
+        return direction
