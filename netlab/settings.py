@@ -170,7 +170,9 @@ def amount_text(key: str, amount: int) -> str:
     sign, size = ("-" if amount < 0 else ""), abs(amount)
     if key in ("delay", "jitter"):
         return sign + str(Delay(size))
-    return sign + (str(Rate(size)) if key == "rate" else f"{size * 100 / PPB:g}%")
+    if key == "rate":
+        return sign + (str(Rate(size)) if size else "0bit")
+    return f"{sign}{size * 100 / PPB:g}%"
 
 
 def setting_text(key: str, value: Any) -> str:
