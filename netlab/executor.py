@@ -18,9 +18,10 @@ from typing import Any
 from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
+from netlab import carriers
 from netlab import namespaces as ns
 from netlab import operations as p
-from netlab.errors import NetlabError
+from netlab.errors import NetlabError, PlanError
 from netlab.impairment import Impairment
 from netlab.links import netem, tun
 from netlab.links.relay import Direction, Relay
@@ -88,6 +89,9 @@ class Executor:
             netem.apply(self._netlink[shape.node], self._find(shape.node, shape.interface), impairment, shape.mtu)
             moment = time.monotonic_ns()
         else:
+            reason = carriers.relay_reason(impairment)
+            if reason is not None:
+                raise PlanError(f"{direction}: {reason}")
             number = list(self._shapes).index(direction)
             moment = self.relay.change(f"d{number}", **_relayed(impairment))
         self.impairments[direction] = impairment
