@@ -56,6 +56,7 @@ class Player:
         self.begin()
         waiting = [entry for entry in on_step(self.topology.profile) if entry.at == OnStep(step, rank)]
         now = self._now()
+        self._play_until(now)
         self._started += [(entry, now) for entry in waiting]
         if waiting:
             self._restart(now)
@@ -70,6 +71,7 @@ class Player:
         if not self._playing:
             self.begin()
         now = self._now()
+        self._play_until(now)
         entry, first = set_now(self.topology.profile, link, words, self._started, now)
         self._started.append((entry, now))
         touched = [self._apply(change) for change in first]
@@ -84,7 +86,12 @@ class Player:
 
     def play(self) -> None:
         """Apply every change that is due."""
-        while self._next is not None and self._origin_ns + self._next.at.ns <= self.clock():
+        while self._next is not None and self._next.at <= self._now():
+            self._play_until(self._now())
+
+    def _play_until(self, now: Duration) -> None:
+        """Apply what is due by `now`, and nothing later: a restart from there on must miss nothing."""
+        while self._next is not None and self._next.at <= now:
             if self._next.values:
                 self._apply(self._next)
             self._next = next(self._stream, None)
