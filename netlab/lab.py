@@ -107,13 +107,13 @@ class Lab:
     def _join_containers(self, owner: int, writable: Sequence[str | Path]) -> None:
         """Have a container made for every worker and give the keeper what it needs of each."""
         self._containers = found = containers.prepare(self.plan, owner, tuple(map(Path, writable)))
-        self._call("hold", found.notes, found.caretaker, descriptors=found.tie)
         for joined in found.open():
             try:
                 self._call("join", joined.worker, joined.whole, descriptors=(joined.network, joined.control))
             finally:
                 os.close(joined.network)
                 os.close(joined.control)
+        self._call("hold", found.notes, found.caretaker, descriptors=found.tie)
 
     def down(self, name: str) -> None:
         """End the lab that is up as ``name`` and wait until nothing of it is left."""
