@@ -87,6 +87,7 @@ def _from_flags(options: argparse.Namespace) -> Experiment:
         optimizer=dict(experiment.SGD),
         steps=None if trained else 12,
         warmup_steps=0 if trained else 4,
+        steps_per_epoch=None if trained else experiment.EPOCH,
         epochs=3 if trained else None,
     )
     name = f"{options.workload}-{Path(options.network).stem}"

@@ -50,6 +50,9 @@ _OPTIMIZER = ("name", "lr", "momentum", "weight_decay", "nesterov")
 SGD: Mapping[str, Any] = {"name": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4}
 """The optimizer of a phase that names none: the CPDP paper's."""
 
+EPOCH = 48
+"""Steps in an epoch of a replayed phase that names none: the CPDP paper's on its WAN."""
+
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}"
 _NAME_RULE = "letters, digits, '.', '_' and '-', at most 60, the first a letter or digit"
 
@@ -205,7 +208,7 @@ def _phase(node: Node, problems: Problems, common: tuple[Json, ...] | None, seed
         optimizer=_optimizer(fields),
         steps=fields.integer("steps", 0, 10**7),
         warmup_steps=_or(fields.integer("warmup_steps", 0, 10**6), 4 if kind == "replayed" else 0),
-        steps_per_epoch=fields.integer("steps_per_epoch", 1, 10**7),
+        steps_per_epoch=fields.integer("steps_per_epoch", 1, 10**7) or (None if kind == "training" else EPOCH),
         epochs=fields.integer("epochs", 1, 10**5),
         repeats=_or(fields.integer("repeats", 1, 1000), 1),
         seed=_or(fields.integer("seed", 0, 2**31 - 1), seed),

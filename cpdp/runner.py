@@ -222,7 +222,8 @@ class _Execution:
         """Add the proof that the bytes crossed and the verdict, and write done.json in one rename."""
         proof, faults = _proof(self.folder, sites)
         if not result.ok:
-            reasons = [result.describe(), *reasons]
+            said = done["failure"]["last_lines"]
+            reasons = [f"{result.describe()}: {said[-1]}" if said else result.describe(), *reasons]
         elif not faults and proof["moved_bytes"] is None:
             done["notes"] = [f"the carrier {self.lab.carrier} counts no bytes: that they crossed is not proven"]
         reasons = [*reasons, *(faults if result.ok else [])]

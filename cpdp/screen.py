@@ -169,7 +169,7 @@ def faults(run: RunData, cells: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
             continue
         yield Text(f"{cell['cell']}: {cell['state']}, not counted: {cell['reasons']}", "yellow")
         failure = ended[str(cell["cell"])].get("failure") or {}
-        for said in failure.get("last_lines", [])[-4:]:
+        for said in failure.get("last_lines", [])[-4:-1]:
             yield Text(f"    {said}")
 
 

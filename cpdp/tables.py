@@ -155,7 +155,7 @@ def cell_row(cell: CellData, rows: Sequence[Mapping[str, Any]], problems: Sequen
     """
     measured = [row for row in rows if not row["warmup"]]
     reasons = [*_reasons(cell), *cell.problems, *problems]
-    if cell.started and not measured:
+    if cell.started and not measured and state_of(cell) != "failed":
         reasons.append("no measured step")
     means = [*PARTS, *_causes(rows)] if measured else []
     evals = eval_rows(cell)
