@@ -1,6 +1,8 @@
 """Profiles: what is written means one thing, what is wrong is said at once with its place, nothing is ignored."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -470,11 +472,17 @@ SHIPPED = list(shipped_documents("networks"))
 def test_the_shipped_profiles_are_those_of_the_reference():
     assert SHIPPED == [
         "aws-ten-regions",
+        "flapping-link",
         "gcp-four-regions",
         "grid5000-nancy-sophia",
         "home-to-datacenter",
+        "ibm-cloud-pairs",
         "lan",
+        "lossy-link",
+        "lte-like",
         "onprem-to-cloud",
+        "opendiloco-continents",
+        "starlink-like",
         "two-campuses",
     ]
     assert shipped_folder() == ROOT / "profiles"
@@ -508,6 +516,9 @@ def test_a_matrix_of_regions_links_every_pair_once(name, sites):
         ("aws-ten-regions", "sydney-frankfurt", "265ms", "328mbit"),
         ("onprem-to-cloud", "munich-belgium", "16.7ms", "500mbit"),
         ("home-to-datacenter", "home-datacenter", "25ms", "20mbit"),
+        ("ibm-cloud-pairs", "frankfurt-sydney", "250ms", "1gbit"),
+        ("ibm-cloud-pairs", "tokyo-osaka", "9ms", "1gbit"),
+        ("opendiloco-continents", "canada-usa", "22ms", "935mbit"),
     ],
 )
 def test_a_shipped_link_has_its_published_round_trip_and_rate(name, link, rtt, rate):
@@ -522,6 +533,44 @@ def test_the_wan_of_the_paper_is_narrowed_by_the_uplink_of_sophia():
         ("nancy", 1, "10gbit"),
         ("sophia", 1, "1gbit"),
     ]
+
+
+def test_the_committed_traces_are_those_of_the_stated_formulas(tmp_path):
+    traces = ROOT / "profiles" / "traces"
+    subprocess.run([sys.executable, str(traces / "generate.py"), str(tmp_path)], check=True)
+    made = sorted(path.name for path in tmp_path.iterdir())
+    assert made == sorted(path.name for path in traces.iterdir() if path.suffix in (".csv", ".mahimahi"))
+    for name in made:
+        assert (traces / name).read_bytes() == (tmp_path / name).read_bytes()
+
+
+def test_a_profile_finds_its_traces_beside_it_and_keeps_them():
+    profile = load_profile("starlink-like")
+    assert [name for name, _ in profile.files] == ["../traces/starlink-up.csv", "../traces/starlink-down.csv"]
+    up, down = (entry.targets[0].shape for entry in profile.schedule)
+    assert up.loop_ns == down.loop_ns == 120 * 10**9
+    delays = [values["delay"].ms for _, values in down.points]
+    assert all(12 <= delay <= 26 for delay in delays)
+    jumps = [number for number in range(1, 240) if abs(delays[number] - delays[number - 1]) > 0.5]
+    assert jumps
+    assert all(number % 30 == 0 for number in jumps)  # another satellite every 15 s, a row every 500 ms
+
+
+def test_the_uplink_of_the_lte_trace_carries_every_packet_that_the_trace_delivers():
+    profile = load_profile("lte-like")
+    (name, text) = profile.files[0]
+    packets = sum(line[:1].isdigit() for line in text.splitlines())
+    series = profile.schedule[0].targets[0].shape
+    carried = sum(values["rate"].bps for _, values in series.points) // 10 // 8 // 1538  # steps of 100 ms
+    assert name == "../traces/lte-up.mahimahi"
+    assert packets - 1 <= carried <= packets
+
+
+def test_a_missing_trace_names_the_key_and_the_file(tmp_path):
+    path = tmp_path / "p.yaml"
+    path.write_text(f"{TWO_SITES}links: [{{between: [a, b], rtt: 2ms, trace: {{csv: none.csv}}}}]\n")
+    with pytest.raises(ProfileError, match=r":2: links\[0\].trace.csv: '.*none.csv' cannot be read: No such file"):
+        load_profile(path)
 
 
 def test_experiments_are_found_in_the_same_way():
