@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from netlab.chances import derive_seed
 from netlab.errors import ProfileError
 from netlab.impairment import Impairment, Queue, QueueRule
 from netlab.profile import Lan, Link, Profile, Site, Tcp, Uplink, load_profile, parse_profile
+from netlab.schedule_fields import ENTRY_KEYS
 from netlab.shipped import find_document, shipped_documents, shipped_folder
 from netlab.units import Delay, Rate
 
@@ -592,14 +594,28 @@ def test_every_example_of_the_reference_is_a_valid_profile():
         assert parse_profile(example, f"example-{number}.yaml")
 
 
+def test_the_schedule_of_the_reference_can_be_played():
+    example = re.search(r"```yaml\n(name: example.*?)schedule:", REFERENCE, re.DOTALL).group(1)
+    (block,) = re.findall(r"\n\n(    schedule:\n(?:      - .*\n)+)", REFERENCE)
+    series = re.search(r"\n\n(    time_s,rate_mbit,delay_ms\n(?:    .*\n)+)", REFERENCE).group(1)
+    text = example + textwrap.dedent(block)
+    profile = parse_profile(text, "example.yaml", {"measured.csv": textwrap.dedent(series)}.__getitem__)
+    assert len(profile.schedule) == block.count("- {")
+
+
 def test_every_key_and_every_shipped_profile_is_in_the_reference():
     (text,) = faults("{x: 1, sites: {a: {workers: 1}}}")
     keys = re.search(r"allowed: ([a-z_, ]+)", text).group(1).split(", ")
     keys += re.search(r"allowed: ([a-z_, ]+)", link_faults("rtt: 1ms, x: 1")[0]).group(1).split(", ")
     keys += re.search(r"allowed: ([a-z_, ]+)", site_faults(", x: 1")[0]).group(1).split(", ")
-    keys += ["congestion_control", "slow_start_after_idle", "rmem", "wmem"]
+    keys += ["congestion_control", "slow_start_after_idle", "rmem", "wmem", *ENTRY_KEYS]
+    effects = ["jitter: {x: 1}", "loss: {x: 1}", "reorder: {x: 1}", "rate: 1gbit, queue: {x: 1}", "trace: {x: 1}"]
+    effects += ["loss: {model: gilbert-elliott, x: 1}", "loss: {model: four-state, x: 1}", "framing: {x: 1}"]
+    for effect in effects:
+        found = " ".join(link_faults(f"rtt: 1ms, {effect}"))
+        keys += re.search(r"allowed: ([a-z_0-9, ]+)", found).group(1).split(", ")
     for key in keys:
-        assert f"`{key}`" in REFERENCE, key
+        assert re.search(rf"`[^`\n]*\b{key}\b[^`\n]*`", REFERENCE), key
     for name in SHIPPED:
         assert f"`{name}`" in REFERENCE, name
 
@@ -629,6 +645,19 @@ KEYS = [
     "rmem",
     "wmem",
     "loss",
+    "jitter",
+    "reorder",
+    "trace",
+    "seed",
+    "state",
+    "framing",
+    "probability",
+    "burst",
+    "csv",
+    "at",
+    "link",
+    "set",
+    "ramp",
     "a",
     "b",
     "a-0",
@@ -645,6 +674,9 @@ VALUES = [
     "2MB",
     "1bdp",
     "100packets",
+    "1%",
+    "down",
+    "a-b",
     "1e9",
     "nan",
     "",
@@ -667,10 +699,11 @@ def optional(**keys):
     return st.fixed_dictionaries({}, optional=keys)
 
 
-WAYS = optional(delay=SCALARS, rate=SCALARS, queue=SCALARS, x=TREES)
+EFFECTS = dict.fromkeys(("jitter", "loss", "duplicate", "reorder", "corrupt", "framing", "state", "trace"), TREES)
+WAYS = optional(delay=SCALARS, rate=SCALARS, queue=SCALARS | TREES, x=TREES, seed=TREES, **EFFECTS)
 LINKS = optional(
     between=st.just(["a", "b"]) | TREES, rtt=SCALARS, delay=SCALARS, rate=SCALARS, queue=SCALARS, mtu=SCALARS,
-    forward=WAYS | TREES, backward=WAYS | TREES, name=SCALARS,
+    forward=WAYS | TREES, backward=WAYS | TREES, name=SCALARS, seed=TREES, **EFFECTS,
 )  # fmt: skip
 SITES = optional(workers=st.just("1") | TREES, lan=WAYS | TREES, uplink=WAYS | TREES)
 PROFILES = optional(
@@ -678,7 +711,8 @@ PROFILES = optional(
     links=st.lists(LINKS, max_size=3) | TREES,
     tcp=TREES,
     mtu=SCALARS,
-    schedule=TREES,
+    schedule=st.lists(optional(at=SCALARS, link=st.just("a-b"), set=WAYS, ramp=WAYS, over=SCALARS), max_size=2) | TREES,
+    seed=TREES,
     name=TREES,
     source=TREES,
 )
