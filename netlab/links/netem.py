@@ -1,22 +1,11 @@
 """Carries one direction of a link with the kernel's sch_netem: an Impairment is set on an interface and read back.
 
-Called by the executor for each shaped interface of a site router, and by doctor for `probe`. How settings become
-netlink bytes is in netlab.links.netem_codec.
+Called by the executor for each shaped interface of a site router, and by doctor for `probe`. What an Impairment asks of
+netem is decided in netlab.links.netem_model, how that becomes netlink bytes in netlab.links.netem_codec.
 
-What netem does with the settings (net/sched/sch_netem.c, netem_enqueue): a packet arriving at `now` is released at
-max(now + delay, release of the packet before) + size/rate. That is the model of our relay too, a rate limiter with a
-queue followed by a fixed delay: delay and rate commute as long as the delay is constant. What netem counts differs:
-
-- *Packets, not bytes, and one limit for everything it holds*: packets that wait for the rate limiter, the one being
-  sent, and those that have left it and only wait out the delay. So the limit is the model's queue in packets of full
-  size, plus one, plus rate x delay in such packets. For full-size packets, those of a bulk transfer, the queue is then
-  the model's to within two packets; smaller packets fill it with fewer bytes than the model allows.
-- *Frames without preamble, checksum and gap*: made up for by netem's packet overhead. A smallest frame is not made up
-  for: netem has no lower bound for a packet's size (it matters below 46 IP bytes only).
-- *Units as they were sent*: a TCP unit of 64 KB is one packet to netem, for limit and loss alike, and a qdisc sees it
-  before it is cut. `apply` stops local senders from handing over such units; what a router forwards must be cut
-  before, by the interface it arrives from: see `send_single_packets`.
-- *Whole bytes per second.*
+A qdisc sees units as they were sent: a TCP unit of 64 KB is one packet to netem, for its limit and its losses alike,
+and comes to it before it is cut. `apply` stops local senders from handing over such units; what a router forwards must
+be cut before, by the interface it arrives from: see `send_single_packets`.
 """
 
 from __future__ import annotations
@@ -29,19 +18,19 @@ from pyroute2.netlink import NLM_F_ACK, NLM_F_CREATE, NLM_F_REPLACE, NLM_F_REQUE
 from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.rtnl import RTM_NEWQDISC, TC_H_ROOT
 
-from netlab.errors import InvalidEmulation, NetlabError, PlanError
+from netlab.errors import InvalidEmulation, NetlabError
 from netlab.impairment import Impairment
 from netlab.links import netem_codec as codec
+from netlab.links import netem_model as model
+from netlab.links.netem_model import ETHERNET_HEADER
+from netlab.links.netem_model import settings_for as settings_for
+from netlab.links.netem_model import supported as supported
 from netlab.links.netem_probe import probe as probe
 from netlab.links.relay_stats import DirectionStats
-from netlab.units import NS_PER_S, Rate
+from netlab.units import Rate
 
 HANDLE = 0x10000  # "1:", fixed, so that a second apply changes the qdisc in place and keeps the packets it holds
-ETHERNET_HEADER = 14  # what a qdisc counts beside the IP bytes on an Ethernet device, and nothing on a TUN device
 ARPHRD_ETHER = 1
-SMALLEST_MTU = 68  # of IPv4; the most packets per byte
-UNSHAPED_PACKETS_PER_S = 2_000_000  # more than one core can push through a veth: a link without a rate drops nothing
-RATE_ERROR_PPM = 100  # at most this may rounding to whole bytes per second change a rate
 
 
 @dataclass(frozen=True)
@@ -76,52 +65,18 @@ class Counters:
     held_bytes: int
 
 
-def supported(impairment: Impairment) -> str | None:
-    """Why netem cannot honour `impairment`, and which carrier can; None when it can."""
-    rate = impairment.rate
-    if rate is not None and abs(_bytes_per_s(rate) * 8 - rate.bps) * 1_000_000 > rate.bps * RATE_ERROR_PPM:
-        return (
-            f"netem counts whole bytes per second: {rate} would become {Rate(_bytes_per_s(rate) * 8)};"
-            " the relay carrier keeps it exactly"
-        )
-    limit = sum(_limit_parts(impairment, SMALLEST_MTU))
-    if limit > codec.U32_MAX:
-        return (
-            f"a delay of {impairment.delay} at {rate or 'no rate limit'} keeps up to {limit} packets under way,"
-            f" netem holds at most {codec.U32_MAX}; the relay carrier counts bytes"
-        )
-    return None
+def apply(ipr: Any, ifindex: int, impairment: Impairment, mtu: int, *, seeded: bool = True) -> Applied:
+    """Make the interface treat what leaves it as `impairment` says, and prove it by reading the qdisc back.
 
-
-def settings_for(impairment: Impairment, mtu: int, header: int = ETHERNET_HEADER) -> codec.Settings:
-    """The netem settings that carry `impairment` on a device whose frames have `header` bytes before the IP packet.
-
-    `mtu` is that of the device, in bytes. Raises PlanError when netem cannot honour the impairment.
-    """
-    reason = supported(impairment)
-    if reason is not None:
-        raise PlanError(reason)
-    rate = impairment.rate
-    return codec.Settings(
-        latency_ns=impairment.delay.ns,
-        limit=sum(_limit_parts(impairment, mtu)),
-        rate=0 if rate is None else _bytes_per_s(rate),
-        overhead=0 if rate is None else impairment.overhead - header,
-    )
-
-
-def apply(ipr: Any, ifindex: int, impairment: Impairment, mtu: int) -> Applied:
-    """Make the interface delay and limit what leaves it, and prove it by reading the qdisc back.
-
-    `ipr` is a pyroute2 IPRoute of the interface's namespace. Applied again, the qdisc is changed in place: packets it
-    holds stay, and nothing of the earlier impairment does.
+    `ipr` is a pyroute2 IPRoute of the interface's namespace, `mtu` that of the interface. Applied again, the qdisc is
+    changed in place: packets it holds stay, and nothing of the earlier impairment does. `seeded` as for `supported`.
 
     Raises PlanError when netem cannot honour the impairment, NetlabError when the kernel refuses it, InvalidEmulation
     when the kernel took something else than was asked for.
     """
     link = ipr.link("get", index=ifindex)[0]
     header = ETHERNET_HEADER if link["ifi_type"] == ARPHRD_ETHER else 0
-    settings = settings_for(impairment, mtu, header)
+    settings = settings_for(impairment, mtu, header, seeded=seeded)
     name = link.get_attr("IFLA_IFNAME")
     send_single_packets(ipr, ifindex)
     set_qdisc(ipr, ifindex, settings, name)
@@ -129,14 +84,14 @@ def apply(ipr: Any, ifindex: int, impairment: Impairment, mtu: int) -> Applied:
     problems = codec.differences(settings, report)
     if problems:
         raise InvalidEmulation(f"netem on {name} is not what was asked for: " + "; ".join(problems))
-    in_flight, _, queue = _limit_parts(impairment, mtu)
+    in_flight, _, queue = model.limit_parts(impairment, mtu)
     return Applied(
         ifindex=ifindex,
         settings=settings,
         report=report,
         queue_packets=None if impairment.queue is None else queue,
         in_flight_packets=in_flight,
-        notes=_notes(impairment, mtu),
+        notes=model.notes(impairment, mtu),
     )
 
 
@@ -227,43 +182,3 @@ def _find(ipr: Any, ifindex: int, name: str) -> Any:
             message.decode()
             return message
     raise InvalidEmulation(f"{name or f'interface {ifindex}'} has no netem qdisc, its root is {kinds or 'empty'}")
-
-
-def _bytes_per_s(rate: Rate) -> int:
-    return (rate.bps + 4) // 8
-
-
-def _limit_parts(impairment: Impairment, mtu: int) -> tuple[int, int, int]:
-    """Packets under way, being sent, and queued, whose sum is netem's limit."""
-    rate, queue, delay_ns = impairment.rate, impairment.queue, impairment.delay.ns
-    if rate is None or queue is None:
-        return _ceil(delay_ns * UNSHAPED_PACKETS_PER_S, NS_PER_S), 1, UNSHAPED_PACKETS_PER_S // 100
-    frame = impairment.wire_bytes(mtu)
-    in_flight = _ceil(delay_ns * rate.bps, frame * 8 * NS_PER_S)
-    if queue.bytes is not None:
-        return in_flight, 1, queue.bytes // frame
-    assert queue.packets is not None
-    return in_flight, 1, queue.packets
-
-
-def _notes(impairment: Impairment, mtu: int) -> tuple[str, ...]:
-    notes = []
-    rate, queue = impairment.rate, impairment.queue
-    if rate is not None and rate.bps % 8:
-        notes.append(f"rate {rate} is kept as {Rate(_bytes_per_s(rate) * 8)}: netem counts whole bytes per second")
-    if queue is not None and queue.bytes is not None:
-        packets = queue.bytes // impairment.wire_bytes(mtu)
-        notes.append(
-            f"queue of {queue.bytes} B is kept as {packets} packets of full size: netem counts packets, so smaller"
-            " ones fill it with fewer bytes"
-        )
-    if rate is not None and impairment.min_frame > impairment.overhead + 20:
-        notes.append(
-            f"netem has no smallest frame: packets under {impairment.min_frame - impairment.overhead} IP bytes take"
-            " their own size on the wire"
-        )
-    return tuple(notes)
-
-
-def _ceil(numerator: int, denominator: int) -> int:
-    return -(-numerator // denominator)

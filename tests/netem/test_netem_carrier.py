@@ -7,16 +7,20 @@ kernel during the same run: the bare veth's round trip and how late its timers f
 import json
 import statistics
 import time
+from bisect import bisect
+from dataclasses import replace
 from itertools import pairwise
 
 import chain as net
 import pytest
 
+from netlab.chances import Chance, FourState, Reorder
 from netlab.errors import InvalidEmulation, NetlabError
 from netlab.impairment import Impairment, Queue
+from netlab.jitter import Jitter
 from netlab.links import netem
 from netlab.links import netem_codec as codec
-from netlab.units import Delay, Rate
+from netlab.units import Delay, Fraction, Rate
 
 pytestmark = pytest.mark.netem
 
@@ -311,3 +315,79 @@ def test_what_a_router_forwards_is_cut_before_netem_sees_it():
 def test_a_sender_behind_its_own_netem_hands_over_single_packets(pair):
     apply(pair, 0, "down", wan(2, 200_000_000, packets=1000))
     assert 1400 <= largest_unit(pair, 0) <= 1514
+
+
+def seen(chain: net.Chain, impairment: Impairment, count: int = 5000) -> list[net.Arrival]:
+    """What arrives of `count` small packets, sent as fast as the machine can over an unlimited rate."""
+    node = chain.nodes[0]
+    netem.apply(node.netlink, node.index["down"], impairment, MTU, seeded=False)
+    return net.flood(chain, (0, 1), count, 64)
+
+
+def four_sigma(count: int, share: float) -> float:
+    return 4 * (count * share * (1 - share)) ** 0.5
+
+
+def runs_lost(arrivals: list[net.Arrival]) -> list[int]:
+    return [b.number - a.number - 1 for a, b in pairwise(arrivals) if b.number - a.number > 1]
+
+
+TENTH = Fraction.parse("10%")
+
+
+def test_independent_loss_takes_its_share(pair):
+    arrivals = seen(pair, replace(wan(5), loss=Chance(TENTH)))
+    assert 5000 - len(arrivals) == pytest.approx(500, abs=four_sigma(5000, 0.1))
+    assert statistics.mean(runs_lost(arrivals)) == pytest.approx(1 / 0.9, rel=0.1)
+
+
+def test_a_correlated_loss_keeps_its_mean_and_gets_its_bursts(pair):
+    """Correlation 60 %: lost again with 0.64, so runs of 1/0.36 = 2.78 packets; netem's own would change the mean."""
+    arrivals = seen(pair, replace(wan(5), loss=Chance(TENTH, Fraction.parse("60%"))))
+    assert 5000 - len(arrivals) == pytest.approx(500, abs=2 * four_sigma(5000, 0.1))  # (1+c)/(1-c) = 4 times variance
+    assert statistics.mean(runs_lost(arrivals)) == pytest.approx(2.78, rel=0.25)
+
+
+def test_four_state_loss_takes_its_share(pair):
+    loss = FourState(*(Fraction.parse(text) for text in ("2%", "50%", "0%", "100%", "1%")))
+    arrivals = seen(pair, replace(wan(5), loss=loss))
+    share = float(loss.rate)
+    assert share == pytest.approx(0.05 / 1.05)  # s3 = 0.04 s1, s4 = 0.01 s1
+    assert 5000 - len(arrivals) == pytest.approx(5000 * share, abs=2 * four_sigma(5000, share))
+
+
+def test_a_link_that_is_down_passes_nothing_and_keeps_what_is_under_way(pair):
+    def before(number: int) -> None:
+        if number == 100:
+            apply(pair, 0, "down", replace(wan(30), up=False))
+
+    apply(pair, 0, "down", wan(30))
+    arrivals = net.flood(pair, (0, 1), 120, 64, before=before)
+    assert [one.number for one in arrivals] == list(range(100))
+
+
+def test_duplicates_come_in_their_share_right_behind_the_original(pair):
+    arrivals = seen(pair, replace(wan(5), duplicate=Chance(TENTH)))
+    numbers = [one.number for one in arrivals]
+    assert sorted(set(numbers)) == list(range(5000))
+    assert numbers == sorted(numbers)
+    assert len(numbers) - 5000 == pytest.approx(500, abs=four_sigma(5000, 0.1))
+
+
+def test_every_fifth_packet_overtakes_when_asked_to(pair):
+    arrivals = seen(pair, replace(wan(20), reorder=Reorder(Chance(Fraction.parse("100%")), gap=5)), 500)
+    early = sorted(one.number for one in arrivals if one.delay_ms < 10)
+    assert early == list(range(4, 500, 5))
+    assert len(arrivals) == 500
+
+
+def test_jitter_that_may_reorder_has_the_models_distribution(pair):
+    """Largest distance between the two distribution functions of 5000 delays: under 1.63 / sqrt(5000) for 99 %."""
+    jitter = Jitter(Delay.parse("4ms"), "pareto", reorder=True)
+    bare = statistics.median(one.delay_ms for one in seen(pair, wan(20), 500)) - 20
+    delays = sorted(one.delay_ms - bare for one in seen(pair, replace(wan(20), jitter=jitter)))
+    assert len(delays) == 5000
+    table = [20 + value / 1e6 for value in jitter.table()]
+    distance = max(abs(bisect(table, delay) / len(table) - (i + 0.5) / 5000) for i, delay in enumerate(delays))
+    assert distance <= 1.63 / 5000**0.5 + 0.02, "the timers' own spread is allowed 0.02"
+    assert statistics.mean(delays) == pytest.approx(20, rel=0.01)

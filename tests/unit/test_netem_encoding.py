@@ -10,6 +10,7 @@ from netlab.errors import PlanError
 from netlab.impairment import Impairment, Queue
 from netlab.links import netem
 from netlab.links import netem_codec as codec
+from netlab.links import netem_model as model
 from netlab.links.netem_probe import explain
 from netlab.units import Delay, Rate
 
@@ -61,7 +62,7 @@ PLAIN = Impairment(delay=Delay(8_300_000), rate=Rate(1_000_000_000), queue=Queue
 def test_a_wan_link_becomes_exactly_these_bytes():
     """8.3 ms are 129687.5 ticks of 64 ns; 8.3 ms x 1 Gbit/s / 1538 B = 674.6 frames under way, 1349.2 frames queue."""
     u64, i64 = struct.Struct("=Q"), struct.Struct("=q")
-    assert sent(netem.settings_for(PLAIN, mtu=1500)) == by_hand(
+    assert sent(model.settings_for(PLAIN, mtu=1500)) == by_hand(
         (129_687, 675 + 1 + 1349, 0, 0, 0, 0),
         [
             (1, struct.pack("=3I", 0, 0, 0)),
@@ -235,18 +236,18 @@ def test_state_that_an_earlier_setting_left_behind_is_noticed():
 def test_the_limit_holds_what_is_under_way_what_is_sent_and_the_queue(queue, packets):
     """20 ms x 100 Mbit/s / (1538 B x 8) = 162.55: 163 packets under way and one being sent."""
     impairment = Impairment(delay=Delay(20_000_000), rate=Rate(100_000_000), queue=queue)
-    assert netem.settings_for(impairment, mtu=1500).limit == 163 + 1 + packets
+    assert model.settings_for(impairment, mtu=1500).limit == 163 + 1 + packets
 
 
 def test_a_link_without_a_rate_is_never_the_one_that_drops():
     """At 2 million packets/s, 10 ms hold 20000; as many again absorb a burst."""
-    settings = netem.settings_for(Impairment(delay=Delay(10_000_000)), mtu=1500)
+    settings = model.settings_for(Impairment(delay=Delay(10_000_000)), mtu=1500)
     assert (settings.rate, settings.overhead, settings.limit) == (0, 0, 20_000 + 1 + 20_000)
 
 
 @pytest.mark.parametrize(("header", "overhead"), [(14, 24), (0, 38)])
 def test_framing_is_counted_beside_what_the_device_counts_itself(header, overhead):
-    assert netem.settings_for(PLAIN, mtu=1500, header=header).overhead == overhead
+    assert model.settings_for(PLAIN, mtu=1500, header=header).overhead == overhead
 
 
 def shaped(bps: int, delay_ns: int = 1_000_000) -> Impairment:
@@ -257,29 +258,29 @@ def shaped(bps: int, delay_ns: int = 1_000_000) -> Impairment:
     ("bps", "bytes_per_s"), [(64_000, 8_000), (1_000, 125), (33_333_333, 4_166_667), (10**12, 125_000_000_000)]
 )
 def test_a_rate_is_kept_to_the_nearest_byte_per_second(bps, bytes_per_s):
-    assert netem.settings_for(shaped(bps), mtu=1500).rate == bytes_per_s
+    assert model.settings_for(shaped(bps), mtu=1500).rate == bytes_per_s
 
 
 def test_a_rate_that_whole_bytes_would_distort_is_refused_with_the_carrier_that_can():
     """1001 bit/s would become 1000 or 1008: 1000 is 999 ppm off."""
-    reason = netem.supported(shaped(1_001))
+    reason = model.supported(shaped(1_001))
     assert reason is not None
     assert "would become 1kbit" in reason
     assert "relay" in reason
     with pytest.raises(PlanError, match="would become"):
-        netem.settings_for(shaped(1_001), mtu=1500)
+        model.settings_for(shaped(1_001), mtu=1500)
 
 
 def test_more_packets_than_netem_can_hold_are_refused():
-    reason = netem.supported(shaped(10**12, 600 * 10**9))
+    reason = model.supported(shaped(10**12, 600 * 10**9))
     assert reason is not None
     assert "holds at most 4294967295" in reason
 
 
 def test_what_a_profile_can_ask_for_is_supported():
-    assert netem.supported(PLAIN) is None
-    assert netem.supported(Impairment(delay=Delay(600 * 10**9))) is None
-    assert netem.supported(shaped(1_000)) is None
+    assert model.supported(PLAIN) is None
+    assert model.supported(Impairment(delay=Delay(600 * 10**9))) is None
+    assert model.supported(shaped(1_000)) is None
 
 
 def test_the_probe_says_what_is_missing_and_how_to_get_it(tmp_path):
