@@ -30,13 +30,13 @@ def probe_relay() -> tuple[bool, str]:
     return True, "TUN devices and the compiled core are there"
 
 
-def unsupported_by_netem(topology: Topology) -> str | None:
-    """Why netem cannot carry this topology, or None."""
+def unsupported_by_netem(topology: Topology, *, seeded: bool = True) -> str | None:
+    """Why netem cannot carry this topology, or None. `seeded`: random effects have to follow the profile's seeds."""
     for joint in topology.joints:
         if joint.kind == "access":
             return f"{joint.name}: netem would have to shape the LAN on the worker itself, where it distorts TCP"
         for name, _, _, impairment in joint.directions:
-            reason = netem.supported(impairment)
+            reason = netem.supported(impairment, seeded=seeded)
             if reason is not None:
                 return f"{name}: {reason}"
     return None
@@ -76,9 +76,12 @@ def choose(wanted: Literal["auto", "relay", "netem"], topology: Topology) -> tup
     if wanted == "netem":
         if not works:
             raise PlanError(f"carrier netem is not available on this machine: {why}")
+        if problem is None:
+            return "netem", "as asked"
+        problem = unsupported_by_netem(topology, seeded=False)
         if problem is not None:
-            raise PlanError(f"carrier netem cannot carry this profile: {problem}; --carrier relay can")
-        return "netem", "as asked"
+            raise PlanError(f"carrier netem cannot carry this profile: {problem}")
+        return "netem", "as asked; it draws random effects by itself, the profile's seeds have no part in them"
     if works and problem is None:
         return "netem", "this kernel has sch_netem"
     relay_works, relay_why = probe_relay()

@@ -76,9 +76,14 @@ class Executor:
             )
 
     def traffic(self) -> tuple[DirectionStats, ...]:
-        """The relay's counters of every direction, under the plan's names; none when netem carries the links."""
+        """The counters of every direction, under the plan's names; of a netem, what it counts (no lateness)."""
         if self.relay is None:
-            return ()
+            return tuple(
+                netem.statistics(
+                    self._netlink[shape.node], self._find(shape.node, shape.interface), name, self.impairments[name]
+                )
+                for name, shape in self._shapes.items()
+            )
         found = zip(self._shapes, self.relay.stats(), strict=True)
         return tuple(replace(stats, name=name) for name, stats in found)
 
@@ -86,7 +91,7 @@ class Executor:
         """Give a direction a new state while traffic flows; returns the CLOCK_MONOTONIC ns from which it holds."""
         shape = self._shapes[direction]
         if self.relay is None:
-            netem.apply(self._netlink[shape.node], self._find(shape.node, shape.interface), impairment, shape.mtu)
+            self._set_netem(shape, impairment)
             moment = time.monotonic_ns()
         else:
             reason = carriers.relay_reason(impairment)
@@ -207,8 +212,7 @@ class Executor:
         self._shapes[op.direction] = op
         self.impairments[op.direction] = op.impairment
         if op.carrier == "netem":
-            index = self._find(op.node, op.interface)
-            netem.apply(self._netlink[op.node], index, op.impairment, op.mtu)
+            self._set_netem(op, op.impairment)
             return
         self._directions.append(
             Direction(
@@ -221,6 +225,15 @@ class Executor:
                 **_relayed(op.impairment),
             )
         )
+
+    @apply.register
+    def _(self, op: p.CutUnits) -> None:
+        netem.send_single_packets(self._netlink[op.node], self._find(op.node, op.interface))
+
+    def _set_netem(self, shape: p.Shape, impairment: Impairment) -> None:
+        """Whether netem may draw random effects without a seed was settled when the carrier was chosen."""
+        index = self._find(shape.node, shape.interface)
+        netem.apply(self._netlink[shape.node], index, impairment, shape.mtu, seeded=False)
 
     def _find(self, node: str, interface: str) -> int:
         key = (node, interface)

@@ -105,6 +105,20 @@ class MakeVeth(Operation):
 
 
 @dataclass(frozen=True)
+class CutUnits(Operation):
+    """The interface cuts what it sends into packets of its MTU: a netem behind it on the path judges whole units, of up
+    to 64 KB, as one packet.
+    """
+
+    node: str
+    interface: str
+
+    def describe(self) -> str:
+        """Render like ``ip link set``."""
+        return f"[{self.node}] ip link set {self.interface} gso_max_segs 1"
+
+
+@dataclass(frozen=True)
 class MakeTun(Operation):
     """One end of a relayed joint: a TUN device (TAP when ``layer`` is ethernet), up, whose packets the relay
     carries.

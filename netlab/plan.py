@@ -23,6 +23,7 @@ from netlab.operations import (
     AddRoute,
     AttachPort,
     Carrier,
+    CutUnits,
     JoinContainer,
     Layer,
     MakeBridge,
@@ -118,7 +119,7 @@ def _operations(topology: Topology, carrier: Carrier, hosts: HostKind) -> Iterat
         worker = workers.get(node.name)
         yield MakeNamespace(node.name) if worker is None else JoinContainer(node.name, plan.settings(worker))
     yield from _sysctls(topology, hosts)
-    yield from _lan_operations(topology)
+    yield from _lan_operations(topology, carrier)
     for joint in topology.joints:
         yield from _joint_operations(joint, carrier)
     yield from _worker_addresses(topology)
@@ -158,13 +159,15 @@ def _tcp_sysctls(node: str, tcp: Tcp) -> Iterator[Operation]:
             yield SetSysctl(node, f"net.ipv4.tcp_{key}", "\t".join(str(size) for size in sizes))
 
 
-def _lan_operations(topology: Topology) -> Iterator[Operation]:
+def _lan_operations(topology: Topology, carrier: Carrier) -> Iterator[Operation]:
     mtu = topology.profile.mtu
     for number, site in enumerate(topology.profile.sites, start=1):
         yield MakeBridge(router_of(site.name), BRIDGE, f"10.{number}.0.1/16", mtu)
     for port in topology.ports:
         yield MakeVeth(port.worker, WORKER_INTERFACE, port.node, port.interface, mtu)
         yield AttachPort(port.node, port.interface, BRIDGE)
+        if carrier == "netem":
+            yield CutUnits(port.worker, WORKER_INTERFACE)
 
 
 def _worker_addresses(topology: Topology) -> Iterator[Operation]:
