@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Literal
 
 from netlab.errors import PlanError
 from netlab.impairment import Impairment
 from netlab.links import netem
 from netlab.operations import Carrier
-from netlab.topology import Topology
+from netlab.schedule import foreseen
+from netlab.topology import Topology, carried
 
 TUN_DEVICE = "/dev/net/tun"
 
@@ -35,21 +37,29 @@ def unsupported_by_netem(topology: Topology, *, seeded: bool = True) -> str | No
     for joint in topology.joints:
         if joint.kind == "access":
             return f"{joint.name}: netem would have to shape the LAN on the worker itself, where it distorts TCP"
-        for name, _, _, impairment in joint.directions:
-            reason = netem.supported(impairment, seeded=seeded)
-            if reason is not None:
-                return f"{name}: {reason}"
+    for name, impairment in _states(topology):
+        reason = netem.supported(impairment, seeded=seeded)
+        if reason is not None:
+            return f"{name}: {reason}"
     return None
 
 
 def unsupported_by_relay(topology: Topology) -> str | None:
     """Why our relay cannot carry this topology, or None."""
+    for name, impairment in _states(topology):
+        reason = relay_reason(impairment)
+        if reason is not None:
+            return f"{name}: {reason}"
+    return None
+
+
+def _states(topology: Topology) -> Iterator[tuple[str, Impairment]]:
+    """Every state that a direction has: at the start, and then as far as the schedule can be foreseen."""
     for joint in topology.joints:
         for name, _, _, impairment in joint.directions:
-            reason = relay_reason(impairment)
-            if reason is not None:
-                return f"{name}: {reason}"
-    return None
+            yield name, impairment
+    for link, way, impairment in foreseen(topology.profile):
+        yield carried(topology, link, way, impairment)
 
 
 def relay_reason(impairment: Impairment) -> str | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any
 
 from netlab.errors import UnitError, UserError
@@ -127,15 +127,31 @@ def check(profile: Profile) -> tuple[Clash, ...]:
     still refuses.
     """
     found = []
-    plays: list[tuple[Started, ...]] = [(), *(((entry, START),) for entry in on_step(profile))]
-    for started in plays:
+    for play in _plays(profile):
         try:
-            for change in islice(_moments(profile, started, START), max(CHECKED_MOMENTS // len(plays), 50)):
-                if change.at.ns > CHECKED_NS:
-                    break
+            for _ in play:
+                pass
         except Clash as clash:
             found.append(clash)
     return tuple(found)
+
+
+def foreseen(profile: Profile) -> tuple[tuple[str, Way, Impairment], ...]:
+    """The different states to which the schedule of a checked profile leads, as far as `check` plays it.
+
+    For whoever has to know beforehand whether a carrier can do them all.
+    """
+    states = [(change.link, change.way, change.impairment) for play in _plays(profile) for change in play]
+    return tuple(dict.fromkeys(states))
+
+
+def _plays(profile: Profile) -> Iterator[Iterator[Change]]:
+    """The beginning of the schedule, by itself and with each entry that waits for a step."""
+    plays: list[tuple[Started, ...]] = [(), *(((entry, START),) for entry in on_step(profile))]
+    moments = max(CHECKED_MOMENTS // len(plays), 50)
+    for started in plays:
+        play = islice(_moments(profile, started, START), moments)
+        yield takewhile(lambda change: change.at.ns <= CHECKED_NS, play)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from netlab.errors import ProfileError
 from netlab.impairment import Chance, GilbertElliott, Jitter, Queue
 from netlab.profile import parse_profile
-from netlab.schedule import SILENT_MOMENTS, Clash, changes, disturbed, on_step
+from netlab.schedule import SILENT_MOMENTS, Clash, changes, disturbed, foreseen, on_step
 from netlab.settings import resolve, settings_of
 from netlab.timeline import Entry, Hold, OnStep, Ramp, Series, Sine, Target
 from netlab.units import Delay, Duration, Fraction, Rate
@@ -509,6 +509,20 @@ def test_a_schedule_that_only_a_step_makes_impossible_is_refused_where_it_runs()
 )
 def test_a_link_that_will_be_slow_or_judge_packets_is_known_beforehand(entry, expected):
     assert disturbed(profile_of(entry), Rate.parse("80mbit")) == (frozenset({"a-b"}) if expected else frozenset())
+
+
+def test_all_states_that_a_schedule_leads_to_are_known_beforehand():
+    profile = profile_of(
+        "at: 1s, for: 1s, every: 2s, link: a-b, direction: forward, set: {rate: 10mbit}",
+        "at: {step: 7}, link: b-c, direction: backward, set: {state: down}",
+    )
+    states = [(link, way, str(state.rate), state.up) for link, way, state in foreseen(profile)]
+    assert states == [
+        ("a-b", "forward", "10mbit", True),
+        ("a-b", "forward", "100mbit", True),
+        ("b-c", "backward", "None", False),
+    ]
+    assert foreseen(parse_profile(SITES + LINKS, "f.yaml")) == ()
 
 
 # --- hostile input ------------------------------------------------------------------------------------------
