@@ -1,4 +1,4 @@
-"""An Impairment in words and as JSON values. Pure.
+"""An Impairment, and an entry of a schedule, in words and as JSON values. Pure.
 
 For everything that shows or records what a direction does: plans, events, change logs. A quantity in JSON has its unit
 in its key; probabilities are shares from 0 to 1; what is not there is null.
@@ -6,9 +6,13 @@ in its key; probabilities are shares from 0 to 1; what is not there is null.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from netlab.impairment import Chance, FourState, GilbertElliott, Impairment, Jitter, Loss
+from netlab.settings import amount_text, setting_text
+from netlab.timeline import Entry, Hold, OnStep, Ramp, Shape, Sine
+from netlab.units import Duration
 
 _GILBERT_KEYS = ("to_bad", "to_good", "loss_in_bad", "loss_in_good")
 _FOUR_STATE_KEYS = ("p13", "p31", "p32", "p23", "p14")
@@ -87,3 +91,45 @@ def _loss(loss: Loss) -> dict[str, Any]:
     keys = _GILBERT_KEYS if isinstance(loss, GilbertElliott) else _FOUR_STATE_KEYS
     model = "four-state" if isinstance(loss, FourState) else "gilbert-elliott"
     return {"model": model, **{key: getattr(loss, key).value for key in keys}, **follows}
+
+
+def describe_entry(entry: Entry) -> str:
+    """One line for people: when, where and what."""
+    when = f"at {entry.at}" if isinstance(entry.at, Duration) else f"when {entry.at} begins"
+    rounds = [f"for {entry.lasts}"] if entry.lasts else []
+    rounds += [f"every {entry.every}"] if entry.every else []
+    rounds += [f"{entry.times} times"] if entry.times else []
+    what = dict.fromkeys(f"{target.link} {target.way}: {_shape_text(target.shape)}" for target in entry.targets)
+    return f"{', '.join([when, *rounds])}: {'; '.join(what)}"
+
+
+def entry_json(entry: Entry) -> dict[str, Any]:
+    """An entry of the schedule as JSON values."""
+    step = entry.at if isinstance(entry.at, OnStep) else None
+    return {
+        "label": entry.label,
+        "at_ns": None if isinstance(entry.at, OnStep) else entry.at.ns,
+        "at_step": None if step is None else {"step": step.step, "rank": step.rank},
+        "for_ns": entry.lasts.ns if entry.lasts else None,
+        "every_ns": entry.every.ns if entry.every else None,
+        "times": entry.times,
+        "links": [{"link": target.link, "direction": target.way} for target in entry.targets],
+        "text": describe_entry(entry),
+    }
+
+
+def _shape_text(shape: Shape) -> str:
+    if isinstance(shape, Hold):
+        return ", ".join(f"{key} {setting_text(key, value)}" for key, value in shape.values.items())
+    if isinstance(shape, Ramp):
+        return f"ramp to {_figures(shape.targets)} over {Duration(shape.over_ns)} in steps of {Duration(shape.step_ns)}"
+    if isinstance(shape, Sine):
+        length = f"period {Duration(shape.period_ns)} in steps of {Duration(shape.step_ns)}"
+        return f"sine of {_figures(shape.amplitudes)}, {length}"
+    keys = ", ".join(dict.fromkeys(key for _, values in shape.points for key in values))
+    again = "once" if shape.loop_ns is None else f"again every {Duration(shape.loop_ns)}"
+    return f"series of {keys} in {len(shape.points)} steps, {again}"
+
+
+def _figures(figures: Mapping[str, int]) -> str:
+    return ", ".join(f"{key} {amount_text(key, amount)}" for key, amount in figures.items())

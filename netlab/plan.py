@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from netlab.describe import impairment_json
+from netlab.describe import describe_entry, entry_json, impairment_json
 from netlab.errors import PlanError
 from netlab.hosts import HostKind
 from netlab.hosts.settings import HostSettings
@@ -64,8 +64,10 @@ class Plan:
         return tuple(op for op in self.operations if isinstance(op, Shape))
 
     def describe(self) -> str:
-        """One operation a line."""
-        return "\n".join(operation.describe() for operation in self.operations)
+        """One operation a line, then one entry of the schedule a line."""
+        lines = [operation.describe() for operation in self.operations]
+        lines += [f"{entry.label}: {describe_entry(entry)}" for entry in self.topology.profile.schedule]
+        return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
         """The plan as JSON values: workers, shaped directions with units in their keys, and every operation."""
@@ -77,6 +79,8 @@ class Plan:
             "workers": [asdict(worker) for worker in topology.workers],
             "links": [_joint_json(joint) for joint in topology.joints],
             "notes": list(topology.notes),
+            "seed": topology.profile.seed,
+            "schedule": [entry_json(entry) for entry in topology.profile.schedule],
             "operations": [_operation_json(operation) for operation in self.operations],
         }
 

@@ -9,12 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from netlab.describe import describe_entry, entry_json
 from netlab.errors import ProfileError
 from netlab.impairment import Chance, GilbertElliott, Jitter, Queue
+from netlab.plan import make
 from netlab.profile import parse_profile
 from netlab.schedule import SILENT_MOMENTS, Clash, changes, disturbed, foreseen, on_step
 from netlab.settings import resolve, settings_of
 from netlab.timeline import Entry, Hold, OnStep, Ramp, Series, Sine, Target
+from netlab.topology import build
 from netlab.units import Delay, Duration, Fraction, Rate
 
 MS = 1_000_000
@@ -509,6 +512,37 @@ def test_a_schedule_that_only_a_step_makes_impossible_is_refused_where_it_runs()
 )
 def test_a_link_that_will_be_slow_or_judge_packets_is_known_beforehand(entry, expected):
     assert disturbed(profile_of(entry), Rate.parse("80mbit")) == (frozenset({"a-b"}) if expected else frozenset())
+
+
+def test_the_entries_read_as_they_were_meant():
+    profile = profile_of(
+        "at: 1s, for: 2s, every: 5s, times: 3, link: a-b, direction: forward, "
+        "set: {rate: 1mbit, loss: 0%, state: down}",
+        "at: {step: 4, rank: 1}, link: b-c, direction: backward, ramp: {delay: 9ms, loss: 1.5%}, over: 2s",
+        "at: 0s, link: a-b, direction: forward, sine: {rate: 5mbit}, period: 10s, step: 1s",
+        "at: 9s, link: a-b, direction: backward, flap: {down: 1s, up: 2s}",
+    )
+    assert [describe_entry(entry) for entry in profile.schedule] == [
+        "at 1s, for 2s, every 5s, 3 times: a-b forward: rate 1mbit, loss none, state down",
+        "when step 4 of rank 1 begins: b-c backward: ramp to delay 9ms, loss 1.5% over 2s in steps of 100ms",
+        "at 0s: a-b forward: sine of rate 5mbit, period 10s in steps of 1s",
+        "at 9s: a-b backward: series of state in 2 steps, again every 3s",
+    ]
+    first, second = (entry_json(entry) for entry in profile.schedule[:2])
+    assert (first["at_ns"], first["for_ns"], first["every_ns"], first["times"]) == (S, 2 * S, 5 * S, 3)
+    assert (second["at_ns"], second["at_step"]) == (None, {"step": 4, "rank": 1})
+    assert json.loads(json.dumps([first, second])) == [first, second]
+
+
+def test_a_plan_shows_the_schedule_and_the_seeds():
+    profile = profile_of("at: 1s, link: a-b, set: {loss: 1%}", links=LINKS.replace("100mbit", "100mbit, loss: 2%"))
+    plan = make(build(profile), "relay")
+    assert f"loss 2%, seed {profile.links[0].forward.seed}" in plan.describe()
+    assert plan.describe().endswith("schedule[0]: at 1s: a-b forward: loss 1%; a-b backward: loss 1%")
+    assert [entry["text"] for entry in plan.to_json()["schedule"]] == [
+        "at 1s: a-b forward: loss 1%; a-b backward: loss 1%"
+    ]
+    assert json.loads(json.dumps(plan.to_json()))["seed"] == 0
 
 
 def test_all_states_that_a_schedule_leads_to_are_known_beforehand():
