@@ -69,7 +69,8 @@ def _asked_by_run(folder: RunDir, options: argparse.Namespace) -> tuple[Experime
     stored = jsonfile.read(folder.resolved)
     network = stored["experiment"]["network"]
     asked = _changed(experiment.from_json(matrix.unresolve(stored)), options)
-    return asked, "", parse_profile(network["text"], network["path"])
+    files: dict[str, str] = network.get("files", {})
+    return asked, "", parse_profile(network["text"], network["path"], lambda name: files.get(name, ""))
 
 
 def _from_flags(options: argparse.Namespace) -> Experiment:

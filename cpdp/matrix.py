@@ -128,6 +128,7 @@ def resolve(experiment: Experiment, profile: Profile, versions: Mapping[str, str
         "path": profile.path,
         "sha256": hashlib.sha256(profile.text.encode()).hexdigest(),
         "text": profile.text,
+        "files": dict(profile.files),
     }
     chosen = cells(experiment)
     raw = experiment.to_json()

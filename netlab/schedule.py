@@ -185,6 +185,10 @@ def _track(link: Link, way: Way, entries: Sequence[Started]) -> _Track:
     return _Track(link, way, starts)
 
 
+_Waiting = tuple[int, int, int, Entry, Shape]
+"""A round of an entry that will begin: when, the entry's number, the round's number, the entry, its shape."""
+
+
 class _Track:
     """The timeline of one direction."""
 
@@ -192,12 +196,13 @@ class _Track:
         self.starts = starts
         self._link, self._way = link, way
         self._base = settings_of(link.impairment(way))
+        self._has_ramps = any(isinstance(shape, Ramp) for *_, shape in starts)
         self._active: list[_Active] = []
         self._state: Impairment | None = None
 
     def play(self, since_ns: int) -> Iterator[Change]:
         """The changes from `since_ns` on. Before that moment only beginnings and ends are followed."""
-        waiting = [(start, number, 0, entry, shape) for start, number, entry, shape in self.starts]
+        waiting = [self._first_round(*start, since_ns) for start in self.starts]
         heapq.heapify(waiting)
         at_ns: int | None = None
         while (at_ns := self._next(waiting, at_ns, since_ns)) is not None:
@@ -212,7 +217,17 @@ class _Track:
                 labels = tuple(entry.label for entry in causes)
                 yield Change(Duration(at_ns), self._link.name, self._way, values, self._state, labels)
 
-    def _next(self, waiting: list[Any], after_ns: int | None, since_ns: int) -> int | None:
+    def _first_round(self, start_ns: int, number: int, entry: Entry, shape: Shape, since_ns: int) -> _Waiting:
+        """The first round of an entry that can still matter at `since_ns`: those that ended before have left nothing,
+        unless a ramp began with what they made.
+        """
+        rounds = 0
+        if entry.every is not None and entry.lasts is not None and not self._has_ramps:
+            rounds = max(0, (since_ns - start_ns - entry.lasts.ns) // entry.every.ns)
+            rounds = min(rounds, (entry.times or rounds + 1) - 1)
+        return start_ns + rounds * (entry.every.ns if entry.every else 0), number, rounds, entry, shape
+
+    def _next(self, waiting: list[_Waiting], after_ns: int | None, since_ns: int) -> int | None:
         """The next moment at which anything may change; movements before `since_ns` are passed over."""
         times = [waiting[0][0]] if waiting else []
         for active in self._active:
@@ -223,7 +238,7 @@ class _Track:
             times += [*ends, *([moves] if moves is not None and moves > after_ns else [])]
         return min(times, default=None)
 
-    def _advance(self, waiting: list[Any], at_ns: int) -> list[Entry]:
+    def _advance(self, waiting: list[_Waiting], at_ns: int) -> list[Entry]:
         """End and begin what is due at this moment. Returns the entries that have to do with it."""
         causes = {active.number: active.entry for active in self._active if active.next_ns(at_ns - 1) == at_ns}
         self._active = [active for active in self._active if active.end_ns is None or active.end_ns > at_ns]

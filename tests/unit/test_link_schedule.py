@@ -367,6 +367,27 @@ def test_a_player_that_starts_again_later_gets_the_same_rest():
         assert again == rest
 
 
+@given(st.integers(0, 40 * 1000), st.sampled_from([1, 3, 8, None]))
+def test_rounds_that_are_over_are_passed_over_without_a_trace(since_ms, times):
+    rounds = f", times: {times}" if times else ""
+    profile = profile_of(
+        f"at: 1s, for: 2s, every: 3s, link: a-b, direction: forward, set: {{rate: 50mbit}}{rounds}",
+        "at: 7s, for: 5s, every: 5s, link: a-b, direction: forward, set: {delay: 2ms}",
+        "at: 2s, link: a-b, direction: forward, flap: {down: 1s, up: 1500ms}",
+    )
+    whole = [change for change in itertools.islice(changes(profile), 100) if change.at.ns < 45 * S]
+    rest = [change for change in whole if change.at.ns >= since_ms * MS]
+    again = list(itertools.islice(changes(profile, since=Duration(since_ms * MS)), len(rest)))
+    assert again == rest
+
+
+def test_a_player_can_start_again_after_a_month_of_short_rounds():
+    profile = profile_of("at: 0s, for: 1ms, every: 2ms, link: a-b, direction: forward, set: {rate: 50mbit}")
+    month = Duration(30 * 24 * 3600 * S)
+    change = next(changes(profile, since=month))
+    assert (change.at, change.values) == (month, {"rate": "50mbit"})
+
+
 def test_started_entries_come_after_those_of_the_file_that_start_with_them():
     profile = profile_of("at: 5s, link: a-b, direction: forward, set: {rate: 50mbit}")
     entry = Entry(Duration(0), (Target("a-b", "forward", Hold({"rate": Rate(10**7)})),), label="set")
