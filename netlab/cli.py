@@ -69,7 +69,7 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
         arguments, command = arguments[:cut], arguments[cut + 1 :]
     parser = _parser()
     options = parser.parse_args(arguments)
-    if command and options.verb not in ("run", "exec"):
+    if command and options.verb not in ("run", "exec", "compose"):
         parser.error(f"{options.verb} takes no command behind --")
     return options, command
 
@@ -116,6 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     _json_option(doctor)
     verb("profiles", _profiles, "List the shipped profiles.", profile=False)
     _lab_verbs(verb)
+    _docker_verbs(verb)
     return parser
 
 
@@ -158,6 +159,18 @@ def _lab_verbs(verb: Callable[..., argparse.ArgumentParser]) -> None:
                 "--interval", type=float, default=1.0, metavar="S", help="seconds between looks (default 1)"
             )
             made.add_argument("--count", type=int, metavar="N", help="end after N looks")
+
+
+def _docker_verbs(verb: Callable[..., argparse.ArgumentParser]) -> None:
+    """The verbs about containers."""
+    from netlab import cli_docker
+
+    text = "Remove what labs left whose owner was killed: containers that carry a dead owner's label, and records."
+    clean = verb("clean", cli_docker.clean, text, profile=False)
+    clean.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+    text = "Print a compose file that runs a command on a network: netlab compose PROFILE [-- CMD ...]"
+    compose = verb("compose", cli_docker.compose, text)
+    compose.add_argument("--output", type=Path, metavar="FILE", help="write it there; paths in it start at its folder")
 
 
 def _carrier_option(parser: argparse.ArgumentParser) -> None:

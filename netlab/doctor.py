@@ -67,8 +67,24 @@ def probe_sandbox() -> tuple[bool, str]:
 
 
 def _docker() -> dict[str, Any]:
-    why = "not supported by this version"
-    return {"available": False, "why": why, "engine": Path("/var/run/docker.sock").exists()}
+    """Whether workers can be containers here: asked of the engine itself."""
+    from netlab.errors import UserError
+    from netlab.hosts import containers, engine
+
+    try:
+        found = engine.connect()
+        found.api.close()
+        containers.check()
+    except UserError as error:
+        return {"available": False, "why": str(error), "engine": False}
+    return {
+        "available": True,
+        "why": found.describe(),
+        "engine": True,
+        "version": found.version.get("Version"),
+        "cgroup": str(found.info.get("CgroupVersion") or "1"),
+        "runtimes": sorted(found.info.get("Runtimes") or {}),
+    }
 
 
 def _gpus() -> list[str]:

@@ -246,12 +246,15 @@ class Job:
         if not running.report:
             return self._lost(running)
         report = json.loads(running.report.splitlines()[0])  # one that could not start reports before its init does
+        number, error = report.get("signal"), report.get("error")
+        if number == signal.SIGKILL and not running.ended_by_us:
+            error = self.starter.explain(running.worker)
         return WorkerExit(
             running.worker,
             running.rank,
             code=report.get("code"),
-            signal=report.get("signal"),
-            error=report.get("error"),
+            signal=number,
+            error=error,
             ended_by_us=running.ended_by_us,
         )
 

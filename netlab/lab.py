@@ -278,7 +278,7 @@ class Lab:
         end = result.exits[0]
         if end.error is not None:
             err.extend(f"{end.error}\n".encode())
-        code = 127 if end.error is not None else 128 + end.signal if end.signal is not None else end.code or 0
+        code = 128 + end.signal if end.signal is not None else 127 if end.error is not None else end.code or 0
         return subprocess.CompletedProcess(list(argv), code, bytes(out), bytes(err))
 
     def verify(self, level: verify.Level = "quick") -> verify.Verification:

@@ -115,15 +115,19 @@ def entries() -> list[Entry]:
     return [entry for entry in found if entry is not None and entry.running()]
 
 
+def dead() -> list[str]:
+    """Names of labs of which only the folder is left. One that is coming up has no record yet and is not among them."""
+    names = [path.name for path in sorted(home().iterdir()) if _NAME.fullmatch(path.name)]
+    found = {name: read(name) for name in names}
+    return [name for name, entry in found.items() if entry is not None and not entry.running()]
+
+
 def prune() -> list[str]:
-    """Remove what dead labs left; returns their names. A folder whose lab is coming up or alive is not touched."""
-    removed = []
-    for path in sorted(home().iterdir()):
-        entry = read(path.name) if _NAME.fullmatch(path.name) else None
-        if entry is not None and not entry.running():
-            shutil.rmtree(path)
-            removed.append(path.name)
-    return removed
+    """Remove what dead labs left; returns their names."""
+    names = dead()
+    for name in names:
+        shutil.rmtree(folder_of(name))
+    return names
 
 
 def listen(name: str) -> socket.socket:
