@@ -57,10 +57,10 @@ def _asked(options: argparse.Namespace) -> tuple[Experiment, str, Profile]:
         return _asked_by_run(rundir.find(options.resume), options)
     if options.experiment is not None:
         asked, text = experiment.load(options.experiment)
+        asked = _changed(asked, options)
     else:
-        asked = _from_flags(options)
-        text = f"# made from: cpdp {shlex.join(sys.argv[1:])}\n"
-    asked = _changed(asked, options)
+        asked = _changed(_from_flags(options), options)
+        text = f"# made from: cpdp {shlex.join(sys.argv[1:])}\n{experiment.render(asked)}"
     return asked, text, load_profile(asked.network)
 
 

@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from cpdp import strategies, workloads
 from cpdp.errors import ExperimentError, StrategyError, WorkloadError
 from netlab import (
@@ -116,6 +118,20 @@ def from_json(raw: Mapping[str, Any]) -> Experiment:
         return Experiment(**{**known, "phases": phases})
     except (KeyError, TypeError) as error:
         raise ExperimentError(f"the run's resolved.json does not hold an experiment: {error}") from error
+
+
+def render(experiment: Experiment) -> str:
+    """The experiment as a file that `parse` reads back, for one that was made from flags."""
+    top = {key: value for key, value in experiment.to_json().items() if key != "phases"}
+    text: str = yaml.safe_dump({**top, "phases": [_phase_document(one) for one in experiment.phases]}, sort_keys=False)
+    return text
+
+
+def _phase_document(phase: Phase) -> dict[str, Any]:
+    raw = {key: value for key, value in asdict(phase).items() if value is not None}
+    raw |= {"timeout": f"{raw.pop('timeout_s'):g}s", "limit": f"{raw.pop('limit_s'):g}s"}
+    raw["strategies"] = [strategies.from_mapping(spec).label for spec in phase.strategies]
+    return raw
 
 
 def load(path_or_name: str) -> tuple[Experiment, str]:

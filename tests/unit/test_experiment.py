@@ -214,3 +214,8 @@ def test_the_shipped_experiment_is_the_papers_matrix():
 def test_an_unknown_experiment_names_the_shipped_ones():
     with pytest.raises(ExperimentError, match="nancy-sophia"):
         experiment.load("nancy-sofia")
+
+
+def test_an_experiment_made_from_flags_is_written_as_a_file_that_says_the_same():
+    found = parse(GOOD.replace("seed: 7", "seed: 7\n    source: \"a: 'b' # c\""))
+    assert experiment.parse(experiment.render(found), "exp.yaml") == found
