@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import traffic
 from pyroute2 import IPRoute
+from traffic import Arrival as Arrival
 
 from netlab import namespaces as ns
 
-SO_SNDBUFFORCE, SO_RCVBUFFORCE, SO_TIMESTAMPNS = 32, 33, 35  # not in Python 3.11's socket module
 PORT = 5001
-QUIET_S = 0.6  # after so long without a datagram, none is on its way any more; longer than any delay in use
 
 
 @dataclass
@@ -125,20 +125,6 @@ def ping(chain: Chain, count: int, interval_s: float = 0.01, size: int = 56) -> 
     return [float(line.split("time=")[1].split()[0]) for line in chain.run(0, argv).splitlines() if "time=" in line]
 
 
-@dataclass(frozen=True)
-class Arrival:
-    """A datagram that came through; times in ns of CLOCK_REALTIME, `received` as the kernel took it from the link."""
-
-    number: int
-    sent: int
-    received: int
-
-    @property
-    def delay_ms(self) -> float:
-        """One way."""
-        return (self.received - self.sent) / 1e6
-
-
 def flood(
     chain: Chain,
     ends: tuple[int, int],
@@ -147,37 +133,13 @@ def flood(
     gap_s: float = 0.0,
     before: Callable[[int], None] | None = None,
 ) -> list[Arrival]:
-    """Send `count` datagrams from one node to another, `gap_s` apart; what arrived, in order of arrival.
-
-    `before`, when given, is called with each datagram's number before it is sent.
-    """
+    """Send `count` datagrams from one node to another, as traffic.send does; what arrived, in order of arrival."""
     source, target = ends
     with chain.socket(target, socket.SOCK_DGRAM) as receiver, chain.socket(source, socket.SOCK_DGRAM) as sender:
-        receiver.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
-        receiver.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 1 << 24)
-        receiver.bind(("0.0.0.0", PORT))
-        sender.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, 1 << 24)
+        traffic.make_receiver(receiver, PORT)
         sender.connect((chain.address(target), PORT))
-        padding = bytes(ip_bytes - 28 - 16)
-        start = time.monotonic()
-        for number in range(count):
-            if before is not None:
-                before(number)
-            time.sleep(max(0.0, start + number * gap_s - time.monotonic()))
-            sender.send(number.to_bytes(8, "little") + time.time_ns().to_bytes(8, "little") + padding)
-        return list(_arrivals(receiver))
-
-
-def _arrivals(receiver: socket.socket) -> Iterator[Arrival]:
-    receiver.settimeout(QUIET_S)
-    while True:
-        try:
-            data, control, _, _ = receiver.recvmsg(64, 64)
-        except TimeoutError:
-            return
-        number, sent = (int.from_bytes(data[at : at + 8], "little") for at in (0, 8))
-        seconds, nanoseconds = (int.from_bytes(control[0][2][at : at + 8], "little") for at in (0, 8))
-        yield Arrival(number, sent, seconds * 10**9 + nanoseconds)
+        traffic.send(sender, count, ip_bytes, gap_s, before)
+        return list(traffic.arrivals(receiver))
 
 
 def tcp_goodput(chain: Chain, skip_s: float, seconds: float, watch: Callable[[], None] = lambda: None) -> float:
