@@ -266,7 +266,7 @@ class Executor:
                 "oif": route.get_attr("RTA_OIF"),
                 "scope": route["scope"],
                 "proto": route["proto"],
-                "metrics": {"attrs": [["RTAX_CC_ALGO", op.name]]},
+                "metrics": {"cc_algo": op.name},  # an "attrs" list is dropped in silence
             }
             for name, attribute in (("gateway", "RTA_GATEWAY"), ("prefsrc", "RTA_PREFSRC")):
                 if route.get_attr(attribute):
