@@ -300,13 +300,14 @@ def _run(options: argparse.Namespace, command: list[str]) -> int:
         }
         record["exits"] = [vars(end) for end in result.exits]
         _store(out, record)
-    if not result.ok:
-        _say(result.describe())
-        return EXIT_FAILED
-    if not health.valid:
-        _say(health.describe())
-        return EXIT_INVALID
-    say(health.describe())
+        # Said before the lab ends: that may fail, too, and must not hide how the job did.
+        if not result.ok:
+            _say(result.describe())
+            return EXIT_FAILED
+        if not health.valid:
+            _say(health.describe())
+            return EXIT_INVALID
+        say(health.describe())
     return EXIT_DONE
 
 

@@ -1,4 +1,4 @@
-"""Measures a path from inside a namespace: ``python -m netlab.probe rtt|flood|sink ...``, one JSON line on stdout.
+"""Measures a path from inside a namespace: ``python -m netlab.probe rtt|flood|sink|train|hear ...``; prints JSON.
 
 Run by ``netlab.verify`` in the lab. Standard library only and nothing from the rest of netlab, so that it starts
 quickly.
@@ -20,6 +20,8 @@ from pathlib import Path
 _ECHO_REQUEST = 8
 _ICMP_HEADER = struct.Struct("!BBHHH")
 _UDP_SEGMENT = 103
+_SO_TIMESTAMPNS = 35
+_TRAIN = struct.Struct("!Qq")
 
 
 def rtt(address: str, count: int, interval_s: float, payload: int, wait_s: float) -> dict[str, object]:
@@ -101,6 +103,41 @@ def sink(port: int, seconds: float, interval_s: float) -> dict[str, object]:
     return {"samples": samples}
 
 
+def train(address: str, port: int, count: int, interval_s: float, ip_bytes: int) -> dict[str, object]:
+    """Send ``count`` numbered, time-stamped datagrams, one every ``interval_s``."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        padding = bytes(ip_bytes - 28 - _TRAIN.size)
+        start = time.monotonic()
+        for number in range(count):
+            due = start + number * interval_s
+            if (left := due - time.monotonic()) > 0:
+                time.sleep(left)
+            sock.sendto(_TRAIN.pack(number, time.monotonic_ns()) + padding, (address, port))
+    return {"sent": count}
+
+
+def hear(port: int, seconds: float) -> dict[str, object]:
+    """What arrives of a train: (number, one-way delay in ns) in the order of arrival."""
+    arrived = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
+        sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+        sock.bind(("0.0.0.0", port))
+        # The kernel stamps arrivals with the wall clock, which here is at a fixed offset from the monotonic one.
+        offset = time.time_ns() - time.monotonic_ns()
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            sock.settimeout(left)
+            try:
+                data, extra, _, _ = sock.recvmsg(2048, 64)
+            except TimeoutError:
+                break
+            number, sent = _TRAIN.unpack_from(data)
+            seconds_ns, rest = struct.unpack("qq", extra[0][2])
+            arrived.append((number, seconds_ns * 1_000_000_000 + rest - offset - sent))
+    return {"arrived": arrived}
+
+
 def _dropped() -> int:
     """UDP datagrams that this namespace could not queue, so far."""
     rows = [line.split() for line in Path("/proc/net/snmp").read_text().splitlines() if line.startswith("Udp:")]
@@ -114,6 +151,10 @@ def main(arguments: list[str]) -> int:
         result = rtt(rest[0], int(rest[1]), float(rest[2]), int(rest[3]), float(rest[4]))
     elif kind == "flood":
         result = flood(rest[0], int(rest[1]), int(rest[2]), int(rest[3]), float(rest[4]))
+    elif kind == "train":
+        result = train(rest[0], int(rest[1]), int(rest[2]), float(rest[3]), int(rest[4]))
+    elif kind == "hear":
+        result = hear(int(rest[0]), float(rest[1]))
     else:
         result = sink(int(rest[0]), float(rest[1]), float(rest[2]))
     json.dump(result, sys.stdout)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import re
 import tarfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -103,14 +104,14 @@ def look(needed: Sequence[str], engine_root: str) -> Machine:
     extra = [path for path in _outermost(needed) if _is_below(path, [*EMPTY]) or not _is_below(path, shown)]
     visible = [path for path in [*shown, *extra] if _exists(path)]
     covered = tuple(path for path in (engine_root, "/var/lib/containerd") if _is_below(path, visible) and _exists(path))
-    mounts = [path for path in mounted(Path("/proc/self/mountinfo").read_text()) if _exists(path)]
-    mounts = [path for path in mounts if _is_below(path, shown) and not _is_below(path, [*covered, *EMPTY])]
-    binds = [Bind(path, path) for path in dict.fromkeys([*shown, *mounts])]
-    binds += [Bind(path, path, whole=True) for path in visible if path not in shown]
-    for path in listening(Path("/proc/net/unix").read_text()):
-        seen = _is_below(path, extra) or (_is_below(path, shown) and not _is_below(path, [*EMPTY]))
-        if seen and not _is_below(path, covered) and _exists(path):
-            binds.append(Bind("/dev/null", path))
+    binds = [Bind(path, path) for path in visible]
+
+    def seen(path: str) -> bool:
+        reached = _is_below(path, extra) or (_is_below(path, shown) and not _is_below(path, [*EMPTY]))
+        return reached and not _is_below(path, covered) and path not in visible and _exists(path)
+
+    binds += [Bind(path, path) for path in mounted(Path("/proc/self/mountinfo").read_text()) if seen(path)]
+    binds += [Bind("/dev/null", path) for path in listening(Path("/proc/net/unix").read_text()) if seen(path)]
     gpus = sorted(str(path) for path in (*Path("/dev").glob("nvidia*"), *Path("/dev").glob("nvidia-caps/*")))
     return Machine(links, tuple(binds), covered, tuple(path for path in gpus if not Path(path).is_dir()))
 
@@ -125,7 +126,7 @@ def mounted(mountinfo: str) -> Iterator[str]:
     for line in mountinfo.splitlines():
         place, kind = line.split()[4], line.split(" - ", 1)[1].split()[0]
         if kind not in _NOT_FILES and not kind.startswith("fuse") and place != "/":
-            yield place.encode().decode("unicode_escape")  # the kernel writes blanks as \040
+            yield re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), place)  # a blank is written \040
 
 
 def listening(unix: str) -> list[str]:

@@ -28,7 +28,7 @@ import requests
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 
 from netlab import namespaces as ns
-from netlab import wire
+from netlab import registry, wire
 from netlab.errors import NetlabError
 from netlab.hosts import creation, machine, oom
 from netlab.hosts.container import ABSTRACT_NAME, ContainerError, read_greeting
@@ -93,8 +93,8 @@ class Steward:
         except (DockerException, requests.RequestException):
             return f"its container has ended: the engine at {self.engine.url} no longer answers"
         state = found["State"]
-        if not state.get("Running"):
-            return f"its container has ended with status {state.get('ExitCode')}"
+        if not state.get("Running") or registry.start_ticks(self.pids[worker]) is None:
+            return "its container has ended"
         if oom.kills(self.pids[worker]):
             return "the kernel killed it: its container came to its memory limit"
         return None
@@ -114,6 +114,7 @@ class Steward:
                 f"the engine at {self.engine.url} no longer answers ({reason(error)}); the lab's containers have ended,"
                 " but it may still list them: when it is back, netlab clean removes them"
             ) from error
+        self.engine.api.close()
         if left:
             raise ContainerError(f"{len(left)} containers are still there after {_REMOVE_S:.0f} s; try netlab clean")
 
@@ -151,6 +152,7 @@ class Steward:
             said = _last_words(words)
             raise ContainerError(f"{wanted.worker}: its container died at start: {error}{said}") from error
         finally:
+            words._response.close()  # the SDK keeps the connection there
             words.close()
 
     def _hand_over(self, waiting: set[Future[Joined]]) -> None:
@@ -191,6 +193,8 @@ def reach(pid: int) -> tuple[int, int]:
 
     Raises ContainerError when it ends before it answers, OSError when we may not enter it.
     """
+    if pid == 0:
+        raise ContainerError("it has ended")
     network = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
         home = ns.open_current("net")

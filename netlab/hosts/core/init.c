@@ -117,7 +117,7 @@ static void report_end(int fd, int status)
 
 static pid_t parent_of(const char *pid)
 {
-    char path[64], text[512];
+    char path[300], text[512];
     snprintf(path, sizeof path, "/proc/%s/stat", pid);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
@@ -156,12 +156,6 @@ static void kill_children(void)
             kill(pid, SIGKILL);
     }
     closedir(proc);
-}
-
-static void pause_ms(long milliseconds)
-{
-    struct timespec time = {0, milliseconds * 1000000};
-    nanosleep(&time, NULL);
 }
 
 /* ------------------------------------------------------------------------------------------------ one program */
@@ -225,7 +219,6 @@ static _Noreturn void shepherd(char **argv, const char *cwd, int flags)
 {
     setsid();
     prctl(PR_SET_CHILD_SUBREAPER, 1);
-    programs = NULL;
     pid_t child = fork();
     if (child < 0) {
         report_error(3, "cannot start", argv[0], errno);
@@ -246,14 +239,8 @@ static _Noreturn void shepherd(char **argv, const char *cwd, int flags)
     for (pid_t pid; (pid = waitpid(-1, &status, 0)) != child;)
         if (pid < 0 && errno != EINTR)
             _exit(1);
-    close(0), close(1), close(2);
     report_end(3, status);
-    close(3);
-    for (int round = 0; round < 2000 && (waitpid(-1, NULL, WNOHANG) >= 0 || errno == EINTR); round++) {
-        kill_children();
-        pause_ms(1);
-    }
-    _exit(0); /* pid 1 kills what a fork bomb may still have left */
+    _exit(0); /* what the program has left running becomes pid 1's child, and pid 1 kills it */
 }
 
 /* Move the received descriptors to 0-3 and close every other. They are all above 3: pid 1 keeps 0-3 open. */
