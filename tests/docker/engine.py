@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -15,19 +16,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import docker
-
 USUAL = "unix:///var/run/docker.sock"
 
 
 def answers(url: str) -> bool:
     """Whether an engine answers at a Unix socket."""
     try:
-        client = docker.APIClient(base_url=url, version="auto", timeout=10)
-    except (docker.errors.DockerException, OSError):
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(10)
+            probe.connect(url.removeprefix("unix://"))
+            probe.sendall(b"GET /_ping HTTP/1.0\r\n\r\n")
+            return b" 200 " in probe.recv(64)
+    except OSError:
         return False
-    client.close()
-    return True
 
 
 @contextmanager
@@ -44,18 +45,33 @@ def private_engine(log_level: str = "warn") -> Iterator[str]:
         _wait_for(url, process, home / "log")
         yield url
     finally:
-        stop(process)
+        _stop(process, home)
         shutil.rmtree(home)
 
 
-def stop(process: subprocess.Popen[bytes]) -> None:
-    """End dockerd in order: it stops its containers and its containerd."""
+def _stop(process: subprocess.Popen[bytes], home: Path) -> None:
+    """End dockerd in order: it stops its containers and its containerd, whose shims follow."""
     process.send_signal(signal.SIGTERM)
     try:
         process.wait(timeout=40)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+    deadline = time.monotonic() + 20
+    while _named_in_commands(str(home)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def _named_in_commands(text: str) -> list[str]:
+    """Processes whose command line has the text in it: everything that an engine with that home has started."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and text.encode() in (entry / "cmdline").read_bytes():
+                found.append(entry.name)
+        except OSError:
+            continue
+    return found
 
 
 def _wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
