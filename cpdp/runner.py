@@ -8,7 +8,6 @@ before the next cell starts, so that a run that is stopped at any moment can be 
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -77,7 +76,8 @@ def run(job: Job, view: View, start: Callable[..., Lab] = Lab.start) -> RunData:
     if not left:
         view.message("every cell of this run is already measured")
         return read_run(job.folder)
-    with start(job.profile, carrier=job.experiment.carrier, hosts=job.experiment.hosts) as lab:
+    asked = job.experiment
+    with start(job.profile, carrier=asked.carrier, hosts=asked.hosts, writable=[job.folder.path]) as lab:
         verification = _verify(lab, job)
         view.network(verification, lab.choices)
         _check(verification, job)
@@ -168,7 +168,7 @@ class _Execution:
             ) as sampler,
         ):
             result = self.lab.run(
-                [sys.executable, "-m", "cpdp.worker", str(self.folder.spec), "--out", str(self.folder.path)],
+                [self.lab.python, "-m", "cpdp.worker", str(self.folder.spec), "--out", str(self.folder.path)],
                 env={"PYTHONPATH": _import_path(), "PYTHONUNBUFFERED": "1"},
                 output=lambda worker, data: self._keep(log.write, worker, data),
                 timeout=self.cell.phase.limit_s,

@@ -106,12 +106,12 @@ class FakeLab:
         uplink = Joint("uplink", (("nancy-up:a>b", End("nancy-r"), End("nancy-r"), None),))
         self.topology = Topology(nodes, (joint, uplink))
         self.workers = (Worker("nancy-0", "nancy", 0), Worker("sophia-0", "sophia", 1))
-        self.carrier = "relay"
+        self.carrier, self.python = "relay", "python"
         self.choices = ("carrier relay: this kernel has no sch_netem",)
         self.counts = dict.fromkeys(WAN, 0)
         self._late = False
 
-    def start(self, profile, *, carrier="auto", hosts="process") -> "FakeLab":
+    def start(self, profile, *, carrier="auto", hosts="process", writable=()) -> "FakeLab":
         self.log.append(("start", profile.name, carrier, hosts))
         return self
 
