@@ -27,6 +27,17 @@ IMAGE = "${NETLAB_IMAGE:-netlab-cpdp}"
 SOCKET_FOLDER = "/run/netlab"
 HOME = "/work"
 PROFILE = f"{HOME}/profile.yaml"
+PRIVILEGE: dict[str, Any] = {
+    "pid": "host",  # to see the workers' processes, and by them their networks
+    "cap_add": ["NET_ADMIN", "SYS_ADMIN", "SYS_NICE", "SYS_PTRACE"],
+    "devices": ["/dev/net/tun"],
+    "security_opt": ["apparmor:unconfined", "label:disable"],
+}
+"""What the netlab service may do beyond other containers: enter the workers' networks (SYS_PTRACE to find them,
+SYS_ADMIN to enter them and to make its own namespaces), shape them (NET_ADMIN, TUN), and keep time (SYS_NICE, for
+real-time priority). ``privileged: true`` would be more, and does not start where the engine itself lacks a capability.
+"""
+
 _INIT_IN_VOLUME = f"{SOCKET_FOLDER}/netlab-init"
 
 
@@ -78,9 +89,8 @@ def _netlab(asked: Render) -> dict[str, Any]:
         volumes.append(f"{_relative(asked.profile_file)}:{PROFILE}:ro")
     return service | {
         "command": [_escape(word) for word in asked.command],
-        "user": "root",
-        "privileged": True,
-        "pid": "host",
+        "user": "0",
+        **PRIVILEGE,
         "network_mode": "none",
         "working_dir": HOME,
         "environment": {CONTROL: f"{SOCKET_FOLDER}/lab.sock"},
@@ -96,7 +106,7 @@ def _worker(asked: Render, worker: Worker) -> dict[str, Any]:
         "entrypoint": [_INIT_IN_VOLUME if own else "netlab-init"],
         "command": ["connect", f"{SOCKET_FOLDER}/lab.sock", worker.name],
         "hostname": worker.name,
-        "user": settings.user or "root",  # who also writes below runs, in a folder that the netlab service made
+        "user": settings.user or "0",  # root, who also writes below runs, in a folder that the netlab service made
         "working_dir": settings.workdir or HOME,
         "network_mode": "none",
         "extra_hosts": [f"{each.name}:{each.address}" for each in asked.plan.topology.workers],

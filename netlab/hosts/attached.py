@@ -97,7 +97,7 @@ class Attached:
         try:
             network = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            why = f"{name}: its network cannot be entered ({error.strerror}): the netlab service needs privileged: true"
+            why = f"{name}: its network cannot be entered ({error.strerror}): the netlab service needs SYS_PTRACE"
             raise ContainerError(why) from error
         shared = self._networks.setdefault(os.fstat(network).st_ino, name)
         if shared != name:

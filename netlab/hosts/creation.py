@@ -13,7 +13,7 @@ from docker.types import DeviceRequest, LogConfig, Mount
 
 from netlab.hosts.containers import INIT
 from netlab.hosts.engine import Engine
-from netlab.hosts.machine import EMPTY, Bind, Machine
+from netlab.hosts.machine import EMPTY, Bind, Machine, user_ids
 from netlab.hosts.order import Order, Wanted
 
 INIT_TARGET = "/.netlab-init"
@@ -54,6 +54,7 @@ def host_config(order: Order, wanted: Wanted, machine: Machine | None, engine: E
 
 def container_config(order: Order, wanted: Wanted, image: str) -> dict[str, Any]:
     """Arguments of the SDK's ``create_container`` beside the host configuration."""
+    user = wanted.settings.user
     return {
         "image": image,
         "name": order.name(wanted.worker),
@@ -61,7 +62,7 @@ def container_config(order: Order, wanted: Wanted, image: str) -> dict[str, Any]
         "entrypoint": [INIT_TARGET],
         "command": ["listen", str(WAIT_S)],
         "labels": order.labels(wanted.worker),
-        "user": wanted.settings.user,
+        "user": user_ids(user) if user and wanted.settings.on_machine else user,
         "working_dir": wanted.settings.workdir,
         "environment": dict(wanted.settings.environment) or None,
         "healthcheck": {"test": ["NONE"]},

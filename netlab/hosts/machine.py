@@ -8,9 +8,11 @@ the machine listens on, the engine's among them, is covered as well.
 
 from __future__ import annotations
 
+import grp
 import hashlib
 import io
 import os
+import pwd
 import re
 import tarfile
 from collections.abc import Iterator, Sequence
@@ -114,6 +116,23 @@ def look(needed: Sequence[str], engine_root: str) -> Machine:
     binds += [Bind("/dev/null", path) for path in listening(Path("/proc/net/unix").read_text()) if seen(path)]
     gpus = sorted(str(path) for path in (*Path("/dev").glob("nvidia*"), *Path("/dev").glob("nvidia-caps/*")))
     return Machine(links, tuple(binds), covered, tuple(path for path in gpus if not Path(path).is_dir()))
+
+
+def user_ids(user: str) -> str:
+    """A user (and group) of this machine as numbers: the engine would look for the names in the empty image.
+
+    Raises EngineError for names that nobody has.
+    """
+    name, colon, group = user.partition(":")
+    try:
+        uid = int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid
+        if not colon:
+            return f"{uid}:{pwd.getpwuid(uid).pw_gid}"
+        return f"{uid}:{int(group) if group.isdecimal() else grp.getgrnam(group).gr_gid}"
+    except KeyError as error:
+        raise EngineError(
+            f"user {user}: this machine has no such user or group, and image host has its users"
+        ) from error
 
 
 def digest(layer: bytes) -> str:

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import docker
 import pytest
 
+import docker
 from netlab import Lab, parse_profile
 from tests.conftest import PLAIN, ROOT, Netlab
 
@@ -158,7 +158,7 @@ def test_what_a_profile_says_about_hosts_holds_in_the_containers(
     path = profile(
         "hosts: {memory: 300MiB, environment: {COLOUR: red, SHAPE: round}, volumes: ['./data:/tmp/data:ro']}\n",
         a=", hosts: {cpuset: '1', shm_size: 8MiB, environment: {COLOUR: blue}}",
-        b=", hosts: {user: '65534:65534', workdir: /usr, workers: {0: {cpus: 0.5}}}",
+        b=", hosts: {user: nobody, workdir: /usr, workers: {0: {cpus: 0.5}}}",
     )
     script = (
         "cat /tmp/data/file; touch /tmp/data/x; echo $COLOUR $SHAPE; id -u; pwd;"

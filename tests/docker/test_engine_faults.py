@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import docker
 import pytest
 
+import docker
 from netlab import plan, topology
 from netlab.hosts import creation, order
 from netlab.hosts.container import ContainerError
@@ -32,7 +32,7 @@ Left = Callable[[], list[str]]
     ("hosts", "said"),
     [
         ("image: no/such-image", "a-0: image no/such-image is not in the engine at unix://"),
-        ("user: nobody-of-that-name", "a-0: the engine refuses its container: unable to find user nobody-of-that-name"),
+        ("user: nobody-of-that-name", "user nobody-of-that-name: this machine has no such user or group"),
         ("cpuset: '4000'", "Requested CPUs are not available"),
         ("volumes: [/no/such/folder:/data]", "the engine does not see this machine's files"),
         ("gpus: all", "with image host GPUs go by index, and here are: none"),
