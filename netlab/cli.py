@@ -7,11 +7,13 @@ import json
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from netlab import notes
 from netlab.errors import DocumentError, NetlabError, UserError
 
 if TYPE_CHECKING:
@@ -276,7 +278,7 @@ def _run(options: argparse.Namespace, command: list[str]) -> int:
         raise UserError(f"--timeout {options.timeout:g}: a positive number of seconds is needed")
     out = _prepare_folder(options.out)
     say = (lambda _text: None) if options.quiet else _say
-    with _start(options) as lab:
+    with tempfile.TemporaryDirectory(prefix="netlab-notes-") as left, _start(options) as lab:
         for choice in lab.choices:
             say(choice)
         verification = None if options.no_verify else _verified(lab, say)
@@ -290,7 +292,7 @@ def _run(options: argparse.Namespace, command: list[str]) -> int:
             _say(verification.describe())
             return EXIT_INVALID
         mark = lab.mark()
-        result = _run_prefixed(lab, command, options.timeout)
+        result = _run_prefixed(lab, command, options.timeout, {"NETLAB_RUN": notes.run_id(), "NETLAB_NOTES": left})
         health = lab.health(mark)
         record |= {
             "health": health.to_json(),
@@ -299,7 +301,14 @@ def _run(options: argparse.Namespace, command: list[str]) -> int:
             "result": result.describe(),
         }
         record["exits"] = [vars(end) for end in result.exits]
-        _store(out, record)
+        said = notes.read(Path(left))
+        for folder in (out, *said.records):
+            _store(folder, record)
+        if said.invalid:
+            _say("the command says that this run is not valid:")
+            for reason in said.invalid:
+                _say(f"  {reason}")
+            return EXIT_INVALID
         # Said before the lab ends: that may fail, too, and must not hide how the job did.
         if not result.ok:
             _say(result.describe())
@@ -319,7 +328,7 @@ def _verified(lab: Lab, say: Callable[[str], None]) -> Verification:
     return verification
 
 
-def _run_prefixed(lab: Lab, command: list[str], timeout: float | None) -> Any:
+def _run_prefixed(lab: Lab, command: list[str], timeout: float | None, env: dict[str, str]) -> Any:
     from netlab.job import Job
     from netlab.prefix import Prefixer
 
@@ -333,7 +342,7 @@ def _run_prefixed(lab: Lab, command: list[str], timeout: float | None) -> Any:
     sinks: tuple[Sink, Sink] = (out.feed, err.feed)
     job = Job(lab, [(worker.name, worker.rank) for worker in lab.workers], *sinks, idle=idle)
     try:
-        return job.run(command, lab.environment, "", timeout)
+        return job.run(command, lambda name: lab.environment(name, env), "", timeout)
     finally:
         for fd, prefixer in ((1, out), (2, err)):
             if os.isatty(fd):

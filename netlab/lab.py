@@ -6,6 +6,7 @@ client. When this object, or the process that holds it, goes away, so does the l
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import socket
@@ -19,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from netlab import carriers, registry, topology, verify, wire
+from netlab import carriers, notes, registry, topology, verify, wire
 from netlab.errors import NetlabError, UserError
 from netlab.health import Health, Mark, judge
 from netlab.hosts import PLAIN, HostKind, LaunchOptions, containers
@@ -205,10 +206,34 @@ class Lab:
             "NETLAB_WORKER": worker.name,
             "NETLAB_SITE": worker.site,
             "NETLAB_CARRIER": self.carrier,
+            "NETLAB_WORKERS": str(len(self.workers)),
+            "NETLAB_PATHS": json.dumps(self.paths(name)),
         }
         base = os.environ if self._shares_files(worker) else {}
         said = self.plan.settings(worker).environment if self.hosts == "docker" else ()
         return {**base, **given, **dict(said), **(extra or {})}
+
+    def paths(self, name: str) -> dict[str, dict[str, float | None]]:
+        """From one worker to each other, as the links are now: `rtt_ns` there and back, and `bytes_per_s` of TCP
+        payload on the slowest link of either direction (None: no rate limit).
+        """
+        state = self.impairments()
+        found: dict[str, dict[str, float | None]] = {}
+        for other in self.workers:  # all workers of a site are equally far
+            if other.name != name and other.site not in found:
+                found[other.site] = self._way(name, other.name, state)
+        return {other.name: found[other.site] for other in self.workers if other.name != name}
+
+    def _way(self, source: str, target: str, state: Mapping[str, Impairment]) -> dict[str, float | None]:
+        delay, rates = 0, []
+        for near, far in ((source, target), (target, source)):
+            for joint, planned in self.topology.path(near, far):
+                direction = next((way for way, _, _, found in joint.directions if found is planned), None)
+                now = state.get(direction, planned) if direction is not None else planned
+                delay += now.delay.ns
+                goodput = now.goodput(joint.mtu)
+                rates += [] if goodput is None else [goodput.bps / 8]
+        return {"rtt_ns": float(delay), "bytes_per_s": min(rates, default=None)}
 
     @property
     def python(self) -> str:
@@ -245,7 +270,8 @@ class Lab:
         if self.profile.schedule:
             self.begin_schedule()
         job = Job(self, [(w.name, w.rank) for w in self.workers], output or _discard, errors)
-        return job.run(argv, lambda name: self.environment(name, env), str(cwd or ""), timeout)
+        shared = {"NETLAB_RUN": notes.run_id(), **(env or {})}
+        return job.run(argv, lambda name: self.environment(name, shared), str(cwd or ""), timeout)
 
     def exec(
         self,
