@@ -35,7 +35,11 @@ class Interrupted(KeyboardInterrupt):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry of the console script."""
-    options = _parser().parse_args(arguments)
+    given, command = _split(list(sys.argv[1:] if arguments is None else arguments))
+    options = _parser().parse_args(given)
+    if command and options.command != "profile":
+        _parser().error(f"{options.command} takes no command behind --")
+    options.cmd = command
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     try:
@@ -51,6 +55,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Whoever read our output has gone; nobody is left to tell. Keep the interpreter from trying again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return FAILED
+
+
+def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Options, and the command behind `--`, which argparse must not touch."""
+    if "--" not in arguments:
+        return arguments, []
+    cut = arguments.index("--")
+    return arguments[:cut], arguments[cut + 1 :]
 
 
 def _interrupt(number: int, _frame: FrameType | None) -> NoReturn:
@@ -70,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     verbs = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _add_compare(verbs)
+    _add_profile(verbs)
     show = verbs.add_parser("show", help="print the tables of a run", description="Print the tables of a run.")
     _run_argument(show, "?")
     show.add_argument("--json", action="store_true", help="print JSON (keys: docs/reference/run-folder.md)")
@@ -121,6 +134,56 @@ def _add_compare(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     how.add_argument("--on-failure", choices=("continue", "stop"), help="when a cell fails")
     how.add_argument("--plain", action="store_true", help="print lines, draw nothing, also on a terminal")
     compare.set_defaults(action=_compare)
+
+
+def _add_profile(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    profile = verbs.add_parser(
+        "profile",
+        usage="cpdp profile [-h] [--out DIR] -- CMD ...",
+        help="run any training script and see where every millisecond of its steps went",
+        description="Run a command, unmodified, under the profiler: cpdp profile -- torchrun train.py. Works with"
+        " torchrun, spawned and forked ranks, and on every worker of a lab: netlab run P -- cpdp profile -- CMD.",
+    )
+    profile.add_argument("--out", type=Path, metavar="DIR", help="the run's folder, new or empty (default: runs/...)")
+    profile.set_defaults(action=_profile)
+    export = verbs.add_parser(
+        "export", help="write a profiled run as traces and tables", description="Write a profiled run for other tools."
+    )
+    _run_argument(export, "?")
+    export.add_argument(
+        "--format",
+        choices=("all", "perfetto", "kineto", "parquet"),
+        default="all",
+        help="perfetto: trace.json for ui.perfetto.dev; kineto: traces for Holistic Trace Analysis; parquet: tables",
+    )
+    export.set_defaults(action=_export)
+    watch = verbs.add_parser(
+        "watch",
+        help="which rank is late, on which operation, while a profiled run goes on",
+        description="Watch a profiled run live (Ctrl-C ends).",
+    )
+    _run_argument(watch, "?")
+    watch.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between looks (default 1)")
+    watch.add_argument("--count", type=int, metavar="N", help="end after N looks")
+    watch.set_defaults(action=_watch)
+
+
+def _profile(options: argparse.Namespace) -> int:
+    from cpdp.profiler.launch import profile
+
+    return profile(options.cmd, options.out)
+
+
+def _export(options: argparse.Namespace) -> int:
+    from cpdp.profiler.export import export
+
+    return export(options.run, options.format)
+
+
+def _watch(options: argparse.Namespace) -> int:
+    from cpdp.profiler.watch import watch
+
+    return watch(options.run, options.interval, options.count)
 
 
 def _compare(options: argparse.Namespace) -> int:

@@ -61,3 +61,15 @@ class NetworkNotAsAsked(CpdpError):
     """The network measured before the first cell is not the one of the profile: carries the measured values."""
 
     exit_code = 3
+
+
+class ProfileError(CpdpError):
+    """A profile that cannot be taken or shown as asked."""
+
+    exit_code = 2
+
+
+class InvalidRun(CpdpError):
+    """A profiled run that must not be counted: its traffic did not cross the emulated network."""
+
+    exit_code = 3

@@ -13,8 +13,14 @@ DONE = 0
 def show(run: Path | None, *, as_json: bool) -> int:
     """Print a run's tables, or the JSON of the command contract."""
     from cpdp import analysis, jsonfile, screen
+    from cpdp.profiler.kind import is_profile
 
-    found = analysis.open_run(rundir.find(run))
+    folder = rundir.find(run)
+    if is_profile(folder):
+        from cpdp.profiler import show as profiled
+
+        return profiled.show(folder, as_json=as_json)
+    found = analysis.open_run(folder)
     if as_json:
         print(jsonfile.dumps(analysis.to_json(found)))
         return DONE
@@ -30,9 +36,16 @@ def report(runs: Sequence[Path], out: Path | None) -> int:
     """Write the report of one or several runs and say where it is."""
     from cpdp import analysis
     from cpdp import report as writer
+    from cpdp.profiler.kind import is_profile
 
     folders = [rundir.find(run) for run in runs] or [rundir.find(None)]
     path = out or folders[0].report
+    if any(is_profile(folder) for folder in folders):
+        from cpdp.profiler import page
+
+        page.report(folders, path)
+        print(path)
+        return DONE
     writer.write([analysis.open_run(folder) for folder in folders], path)
     print(path)
     return DONE
