@@ -66,7 +66,7 @@ COLUMNS = (
     Column("exposed ms\n(min-max)", lambda line: span(line.values["exposed_ms"])),
     Column("MB/\nstep", lambda line: number(_mega(line.mean("wire_bytes_per_step")), 1), spare=5),
     Column(
-        "exposed\ns/ep. of\u00a0DDP",
+        "exposed\ns/ep.    %",
         lambda line: _pair(
             line.epoch_s.mean if line.epoch_s else None, line.share_of_ddp.mean if line.share_of_ddp else None
         ),
@@ -74,7 +74,7 @@ COLUMNS = (
     ),
     Column("of\nDDP", lambda line: share(line.share_of_ddp.mean if line.share_of_ddp else None), published=False),
     Column(
-        "published\ns/ep. of\u00a0DDP",
+        "published\ns/ep.    %",
         lambda line: _pair(line.published.exposed_s if line.published else None, line.published_share),
         published=True,
     ),
@@ -217,7 +217,10 @@ def _notes(summary: Summary) -> Iterator[str]:
         " direction. ok: valid cells."
     )
     for paper in summary.published.values():
-        yield f"s/ep.: exposed seconds per epoch of {paper.steps_per_epoch} steps. Published: {paper.source}."
+        yield (
+            f"s/ep.: exposed seconds per epoch of {paper.steps_per_epoch} steps; %: of DDP's."
+            f" Published: {paper.source}."
+        )
 
 
 def _bullet(text: str) -> RenderableType:

@@ -1,13 +1,16 @@
 """Tables and summaries say what the events say: every expected number follows from fake_run's constants."""
 
+import io
 import json
 import math
+from dataclasses import replace
 
 import pandas as pd
 import pytest
 from fake_run import CPDP2, CPDP4, DDP, HEADERS, LOCAL2, LOCAL4, PAYLOAD, FakeRun, exposed_ms, make_step
+from rich.console import Console
 
-from cpdp import analysis, explain, rundir, tables, timeline, wire
+from cpdp import analysis, explain, rundir, screen, tables, timeline, wire
 from cpdp.events import Operation
 from cpdp.summary import Spread, spread
 
@@ -270,3 +273,17 @@ def test_the_fake_steps_are_what_the_constants_say():
 def test_reading_a_run_twice_gives_the_same_answer(paper):
     again = analysis.analyse(rundir.read_run(rundir.RunDir(paper.run.path)))
     assert analysis.to_json(again) == analysis.to_json(paper)
+
+
+@pytest.mark.parametrize(("width", "kept", "lost"), [(80, "step hid- MB/ published", ""), (60, "exposed", "MB/ comp.")])
+def test_a_narrow_terminal_loses_columns_and_never_digits(paper, width, kept, lost):
+    # Times of over a second with a spread are the widest that this network gives.
+    lines = [replace(line, values={**line.values, "exposed_ms": Spread(1180.0, 1157.0, 1219.0, 3)})
+             for line in paper.summary.lines()]  # fmt: skip
+    console = Console(width=width, file=io.StringIO(), highlight=False)
+    console.print(screen.strategies_table(lines, width, published=True))
+    text = console.file.getvalue()
+    assert max(map(len, text.splitlines())) <= width
+    assert text.count("1180 (1157-1219)") == 5
+    assert all(head in text for head in kept.split())
+    assert not any(head in text for head in lost.split())
