@@ -39,6 +39,7 @@ from netlab.hosts.order import LABEL, Order, Wanted
 MACHINE_IMAGE = "netlab/this-machine"
 _REACH_S = 15.0
 _REMOVE_S = 30.0
+_ENDING_S = 0.3
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -84,20 +85,20 @@ class Steward:
         return engine.describe(), time.monotonic() - started
 
     def explain(self, worker: str) -> str | None:
-        """Why a program in the worker's container was lost."""
+        """Why a program in the worker's container was lost. A container's end takes a moment after its programs'."""
         assert self.engine is not None
+        pid, deadline = self.pids[worker], time.monotonic() + _ENDING_S
+        while registry.start_ticks(pid) is not None:
+            if oom.kills(pid):
+                return "the kernel killed it: its container came to its memory limit"
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(0.01)
         try:
-            found = self.engine.api.inspect_container(self.ids[worker])
-        except NotFound:
-            return "its container has ended and was removed"
+            self.engine.api.ping()
         except (DockerException, requests.RequestException):
             return f"its container has ended: the engine at {self.engine.url} no longer answers"
-        state = found["State"]
-        if not state.get("Running") or registry.start_ticks(self.pids[worker]) is None:
-            return "its container has ended"
-        if oom.kills(self.pids[worker]):
-            return "the kernel killed it: its container came to its memory limit"
-        return None
+        return "its container has ended"
 
     def remove(self) -> None:
         """Remove every container of the lab and wait until the engine has none of them. Raises ContainerError."""
