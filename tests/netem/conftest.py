@@ -21,7 +21,7 @@ import uml
 from netlab.links import netem
 
 INSIDE = "NETLAB_TEST_IN_USER_MODE_LINUX"
-TIMEOUT_S = 150  # for all of them together; about 60 are expected
+TIMEOUT_S = 240  # for all of them together; about 75 are expected
 TEST_TIMEOUT_S = 60  # for each, so that one that hangs does not cost the others their results
 
 READ_ONLY_OPTIONS = ("-p", "no:cacheprovider")  # the repository cannot be written from inside

@@ -160,11 +160,15 @@ def test_both_count_what_crossed_alike(measured):
 
 
 def ping_over_published_wan(carrier: str) -> float:
-    """Median in ms. Not verified first: the emulated kernel cannot send the gigabit per second that would take."""
+    """Median in ms. Not verified first: the emulated kernel cannot send the gigabit per second that would take.
+
+    Nor need every packet be on time there: the command then says so and ends with 3, which is right.
+    """
     command = [sys.executable, "-m", "netlab.cli", "run", "grid5000-nancy-sophia", "--carrier", carrier, "--no-verify"]
     script = "[ $RANK = 1 ] || ping -n -c 50 -i 0.02 sophia-0"
     done = subprocess.run([*command, "--", "sh", "-c", script], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stdout + done.stderr
+    late = done.returncode == 3 and "of packets left more than" in done.stderr
+    assert done.returncode == 0 or late, done.stdout + done.stderr
     times = round_trips(done.stdout)
     assert len(times) == 50
     return statistics.median(times)
