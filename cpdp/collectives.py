@@ -37,22 +37,63 @@ beneath the others.
 
 
 class Collectives:
-    """The operations of one rank on the default process group, or on none."""
+    """The operations of one rank on a process group (the default one unless given), or on none.
 
-    def __init__(self, recorder: Recorder | None = None, *, chunk_bytes: int = CHUNK_BYTES) -> None:
-        """Look at the default process group and start reporting its collectives to the recorder."""
+    `rank` and `world` count within the group. `scope` goes before the purpose of what is reported.
+    """
+
+    def __init__(
+        self, recorder: Recorder | None = None, *, chunk_bytes: int = CHUNK_BYTES, group: Any = None, scope: str = ""
+    ) -> None:
+        """Look at the process group and start reporting its collectives to the recorder."""
         self.recorder = recorder or Recorder()
         self.chunk_bytes = chunk_bytes
+        self._group = group
         opened = dist.is_available() and dist.is_initialized()
-        self.rank = dist.get_rank() if opened else 0
-        self.world = dist.get_world_size() if opened else 1
-        self._tap = Tap(self.recorder)
+        self.rank = dist.get_rank(group) if opened else 0
+        self.world = dist.get_world_size(group) if opened else 1
+        self._tap = Tap(self.recorder, group, scope=scope)
+        self._parts: list[Collectives] = []
         if self.world > 1:
             self._tap.attach()
 
     def close(self) -> None:
-        """Stop reporting. The process group stays open."""
+        """Stop reporting, in parts that were split off, too. The process groups stay open."""
+        for part in self._parts:
+            part.close()
         self._tap.detach()
+
+    def names(self, name: str) -> list[str]:
+        """Every rank's name, by rank. Collective; for the start of a run."""
+        if self.world == 1:
+            return [name]
+        found: list[Any] = [None] * self.world
+        with self._tap.purpose("start"):
+            dist.all_gather_object(found, name, group=self._group)
+        return [str(one) for one in found]
+
+    def part(self, ranks: Sequence[int], scope: str = "") -> Collectives | None:
+        """The collectives of some of the ranks; None on a rank outside. Every rank must ask for the same parts in the
+        same order.
+        """
+        if self.world == 1:
+            return self if 0 in ranks else None
+        group = dist.new_group(list(ranks))
+        if self.rank not in ranks:
+            return None
+        made = Collectives(self.recorder, chunk_bytes=self.chunk_bytes, group=group, scope=scope)
+        self._parts.append(made)
+        return made
+
+    def launch(self, flats: Sequence[tuple[Tensor, str]]) -> Flight:
+        """Start to sum flat tensors, each with its purpose, over all ranks in place, and return at once.
+
+        Nobody may touch the tensors before the flight's `land` returned.
+        """
+        if self.world == 1:
+            return Flight(self, [])
+        pieces = [(flat[piece], purpose) for flat, purpose in flats for piece in self.chunks(flat)]
+        return Flight(self, [(self._all_reduce(piece, purpose), purpose) for piece, purpose in pieces])
 
     def sum_in_chunks(self, flats: Sequence[tuple[Tensor, str]]) -> Iterator[tuple[int, slice]]:
         """Sum flat tensors, each with its purpose, over all ranks in place; yield (which, chunk) as sums
@@ -81,7 +122,10 @@ class Collectives:
         if self.world == 1:
             return
         with self._tap.purpose(purpose), torch.no_grad():
-            works = [dist.broadcast(tensor.detach(), source, async_op=True) for tensor in tensors]
+            works = [
+                dist.broadcast(tensor.detach(), group=self._group, group_src=source, async_op=True)
+                for tensor in tensors
+            ]
         for tensor, work in zip(tensors, works, strict=True):
             self._tap.note(work, "broadcast", purpose, tensor_bytes(tensor))
             self._wait(work, f"broadcast of {purpose}")
@@ -92,7 +136,7 @@ class Collectives:
             return
         try:
             with self._tap.purpose("barrier"):
-                dist.barrier()
+                dist.barrier(self._group)
         except RuntimeError as error:
             raise self._lost("barrier", error) from error
 
@@ -132,6 +176,7 @@ class Collectives:
         with self._tap.purpose("start"):
             ddp = DistributedDataParallel(
                 module,
+                process_group=self._group,
                 bucket_cap_mb=bucket_mb,
                 find_unused_parameters=find_unused,
                 **buffers,
@@ -143,7 +188,7 @@ class Collectives:
 
     def _all_reduce(self, tensor: Tensor, purpose: str) -> Any:
         with self._tap.purpose(purpose):
-            work = dist.all_reduce(tensor, async_op=True)
+            work = dist.all_reduce(tensor, group=self._group, async_op=True)
         self._tap.note(work, "all_reduce", purpose, tensor_bytes(tensor))
         return work
 
@@ -156,6 +201,21 @@ class Collectives:
     def _lost(self, what: str, error: RuntimeError) -> PeerLost:
         doing = self.recorder.last_activity()
         return PeerLost(f"rank {self.rank}, {doing}: {what} failed: {first_line(error)}")
+
+
+class Flight:
+    """Sums that travel while the main thread does something else."""
+
+    def __init__(self, collectives: Collectives, works: list[tuple[Any, str]]) -> None:
+        """Made by `Collectives.launch`."""
+        self._collectives = collectives
+        self._works = works
+
+    def land(self) -> None:
+        """Wait until all sums are complete; at once when they are already. Raises PeerLost."""
+        for work, purpose in self._works:
+            self._collectives._wait(work, f"all_reduce of {purpose}")
+        self._works = []
 
 
 def _reported_all_reduce(state: Collectives, bucket: Any) -> torch.futures.Future[Tensor]:

@@ -69,13 +69,14 @@ class DataParallel(nn.Module):
         self.recorder = recorder or Recorder()
         self.collectives = Collectives(self.recorder)
         self._steps_per_epoch = steps_per_epoch
-        attached = self.strategy.attach(Attachment(module, self.collectives, steps_per_epoch))
+        attached = self.strategy.attach(Attachment(module, self.collectives, steps_per_epoch, optimizer))
         self._inner = (attached,)  # in a tuple: not a second submodule, whose parameters would appear twice
         self._accumulating = False
         self._last_backward_synced: bool | None = None
         self._operations_before: int | None = None
         self._arming = "buffers"
         self._position = position(1, steps_per_epoch)
+        self._replicas_equal = True
         self._hooks = (
             module.register_forward_pre_hook(self._enter_module),
             optimizer.register_step_pre_hook(self._before_optimizer),
@@ -86,6 +87,18 @@ class DataParallel(nn.Module):
     def upcoming(self) -> Position:
         """Where the optimizer step stands that comes next."""
         return self._position
+
+    @property
+    def replicas_equal(self) -> bool:
+        """Whether all workers' parameters are equal now; where not, the model is the mean of all of them."""
+        return self._replicas_equal
+
+    def observe_loss(self, loss: Any) -> None:
+        """Tell a strategy that adapts to the loss (`strategy.needs_loss`) what it is; others ignore it.
+
+        `loss` is this worker's, a scalar tensor or a number; once per backward pass, before `optimizer.step()`.
+        """
+        self.strategy.observe(loss.detach() if isinstance(loss, Tensor) else loss)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Run the module. In training, decide first whether the backward pass to come averages gradients."""
@@ -143,7 +156,8 @@ class DataParallel(nn.Module):
         self.strategy.load_state_dict(state["strategy"])
 
     def close(self) -> None:
-        """Take every hook off the module, the optimizer and the process group."""
+        """Wait for what is on its way and take every hook off the module, the optimizer and the process group."""
+        self.strategy.finish()
         for hook in self._hooks:
             hook.remove()
         self.collectives.close()
@@ -193,9 +207,9 @@ class DataParallel(nn.Module):
         at = self._position
         self.recorder.switch(None)
         boundary = self.strategy.boundary(at)
-        if boundary:
-            with torch.no_grad():
-                self.strategy.synchronise(at)
+        self._replicas_equal = boundary and self.strategy.equalises(at)
+        with torch.no_grad():
+            (self.strategy.synchronise if boundary else self.strategy.between)(at)
         self._last_backward_synced = None
         self._position = position(at.n + 1, self._steps_per_epoch)
         self.recorder.end_step(at.n, at.epoch, boundary=boundary)

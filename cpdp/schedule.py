@@ -115,7 +115,7 @@ def adacomm_period(
     """
     if not (math.isfinite(loss) and math.isfinite(first_loss) and first_loss > 0 and lr_ratio > 0):
         raise StrategyError(f"adacomm: no period follows from loss {loss}, first loss {first_loss}, ratio {lr_ratio}")
-    exact = math.sqrt(max(loss, 0.0) / first_loss) * lr_ratio**lr_power * first_period
+    exact = math.sqrt(max(loss, 0.0) / first_loss) * math.pow(lr_ratio, lr_power) * first_period
     return max(1, math.ceil(exact - _ROUNDING))
 
 
@@ -150,7 +150,7 @@ def qsr_period(lr: float, alpha: float, base: int, *, power: float = 2.0, remain
     """
     if lr <= 0 and remaining is None:
         raise StrategyError(f"qsr: a learning rate of {lr} gives an endless period; say how many steps remain")
-    raw = math.inf if lr <= 0 else (alpha / lr) ** power + _ROUNDING
+    raw = math.inf if lr <= 0 else math.pow(alpha / lr, power) + _ROUNDING
     period = max(base, remaining or 1) if math.isinf(raw) else max(base, math.floor(raw))
     return period if remaining is None else max(1, min(period, remaining))
 

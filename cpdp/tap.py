@@ -43,10 +43,11 @@ class Tap:
     DDP issues operations without saying what for: its all-reduces carry gradients, its broadcasts `broadcasts`.
     """
 
-    def __init__(self, recorder: Recorder, group: Any = None) -> None:
-        """Prepare; `group` None means the default group."""
+    def __init__(self, recorder: Recorder, group: Any = None, *, scope: str = "") -> None:
+        """Prepare; `group` None means the default group. `scope` is put before every purpose."""
         self.recorder = recorder
         self._group = group
+        self._scope = scope
         self._purpose: str | None = None
         self.broadcasts = "buffers"
         self._open: dict[int, PendingOperation] = {}
@@ -78,7 +79,7 @@ class Tap:
     def note(self, work: Any, kind: str, purpose: str, size: int) -> None:
         """Report an operation that was just issued, where no hook did."""
         if self.recorder.recording and not self.hooked:
-            self.follow(self.recorder.operation(kind, purpose, size), work)
+            self.follow(self.recorder.operation(kind, self._scope + purpose, size), work)
 
     def follow(self, operation: PendingOperation, work: Any) -> None:
         """Stamp the operation's end when its future completes."""
@@ -93,7 +94,8 @@ class Tap:
         began = time.monotonic_ns()
         kind = _KINDS.get(args.name.name, args.name.name.lower())
         size = tensor_bytes(args.input_tensors)
-        self._open[args.op_id] = self.recorder.operation(kind, self._purpose or self._guess(kind), size)
+        purpose = self._scope + (self._purpose or self._guess(kind))
+        self._open[args.op_id] = self.recorder.operation(kind, purpose, size)
         self.recorder.spend(time.monotonic_ns() - began)
 
     def _after(self, args: Any) -> None:

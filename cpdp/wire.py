@@ -19,6 +19,9 @@ TIME = "t"
 TOLERANCE = 0.98
 """Share of the least possible bytes that must be seen: counters are read a moment before the last packet."""
 
+SITE = "site."
+"""What the purpose of a collective begins with that stays within a site."""
+
 Sample = Mapping[str, Any]
 
 
@@ -29,7 +32,7 @@ def least_crossing(ops: Iterable[Operation]) -> int:
     least the whole tensor enters it and its own share of the sum leaves it. Kinds for which no such bound
     holds in both directions (a broadcast has one sender) count as nothing.
     """
-    return sum(op.bytes for op in ops if op.kind == "all_reduce")
+    return sum(op.bytes for op in ops if op.kind == "all_reduce" and not op.purpose.startswith(SITE))
 
 
 def expected_crossing(logs: Sequence[EventLog]) -> int:

@@ -29,6 +29,7 @@ from cpdp.flat import float_buffers, trained_parameters
 from cpdp.parallel import DataParallel
 from cpdp.recorder import StepRecorder
 from cpdp.schedule import position
+from cpdp.strategies import strategy_class
 from cpdp.transport import Transport, first_line, open_group
 from cpdp.workloads import build
 from cpdp.workloads.base import Batch, Place, Workload
@@ -109,6 +110,7 @@ class _Training:
         self.total = cell.total_steps(self.steps_per_epoch)
         self.optimizer = self.workload.optimizer(cell.optimizer)
         self.recorder = StepRecorder(writer.write, warmup_steps=cell.warmup_steps)
+        self._check_loss()
         self.model = DataParallel(
             self.workload.module,
             self.optimizer,
@@ -116,6 +118,11 @@ class _Training:
             steps_per_epoch=self.steps_per_epoch,
             recorder=self.recorder,
         )
+
+    def _check_loss(self) -> None:
+        name = self.cell.strategy.name
+        if strategy_class(name).needs_loss and not self.workload.reports_loss():
+            raise CellError(f"cell {self.cell.id}: {name} follows the loss, and this workload reports none")
 
     def _epoch_length(self) -> int | None:
         decided, asked = self.workload.steps_per_epoch, self.cell.steps_per_epoch
@@ -160,12 +167,13 @@ class _Training:
         loss.backward()  # type: ignore[no-untyped-call]
         if self.workload.reports_loss():
             self.recorder.set_loss(loss.detach())
+            self.model.observe_loss(loss)
         self.optimizer.step()
 
     def _evaluate(self, epoch: int) -> None:
         began, module = time.monotonic_ns(), self.workload.module
         last = position(self.model.upcoming.n - 1, self.steps_per_epoch)
-        if self.model.strategy.boundary(last):
+        if self.model.replicas_equal:
             result = self.workload.evaluate(module)
         else:  # between boundaries the replicas differ: it is their mean that is evaluated
             with self.model.collectives.averaged([*trained_parameters(module), *float_buffers(module)]):

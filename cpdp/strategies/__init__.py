@@ -126,7 +126,7 @@ def _describe(kind: type[Strategy]) -> dict[str, Any]:
         {
             "name": p.name,
             "aliases": list(p.aliases),
-            "type": {int: "integer", float: "number", bool: "boolean"}[p.kind],
+            "type": {int: "integer", float: "number", bool: "boolean", str: "string"}[p.kind],
             "default": p.default,
             "allowed": p.allowed,
             "meaning": p.meaning,
@@ -153,10 +153,21 @@ def _valid(wrong: str, known: Iterable[str]) -> str:
 
 
 def _convert(kind: type[Strategy], parameter: Parameter, value: object) -> Value:
-    number = _boolean(value) if parameter.kind is bool else _number(value, whole=parameter.kind is int)
-    if number is None or (parameter.kind is not bool and not parameter.holds(float(number))):
+    meant = _meant(parameter, value)
+    if meant is None:
         raise StrategyError(f"strategy {kind.name}: {parameter.name}: {value!r} is not allowed; {parameter.allowed}")
-    return number
+    return meant
+
+
+def _meant(parameter: Parameter, value: object) -> Value | None:
+    """The allowed value that was written, or None."""
+    if parameter.kind is bool:
+        return _boolean(value)
+    if parameter.kind is str:
+        word = str(value).strip().lower()
+        return word if word in parameter.choices else None
+    number = _number(value, whole=parameter.kind is int)
+    return number if number is not None and parameter.holds(float(number)) else None
 
 
 def _boolean(value: object) -> bool | None:

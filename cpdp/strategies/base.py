@@ -16,6 +16,7 @@ from cpdp.errors import StrategyError
 from cpdp.schedule import Position
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from cpdp.collectives import Collectives
@@ -28,7 +29,7 @@ class Parameter:
     """One option of a strategy: its type, default, allowed range (None: unbounded) and other accepted names."""
 
     name: str
-    kind: type[int] | type[float] | type[bool]
+    kind: type[int] | type[float] | type[bool] | type[str]
     default: Value
     meaning: str
     low: float | None = None
@@ -36,12 +37,15 @@ class Parameter:
     below_high: bool = False
     aliases: tuple[str, ...] = ()
     in_label: bool = False
+    choices: tuple[str, ...] = ()
 
     @property
     def allowed(self) -> str:
         """The allowed values in words."""
         if self.kind is bool:
             return "true or false"
+        if self.kind is str:
+            return f"one of {', '.join(self.choices)}"
         what = "a whole number" if self.kind is int else "a number"
         low = "" if self.low is None else f" from {_plain(self.low)}"
         high = "" if self.high is None else f" {'to below' if self.below_high else 'to'} {_plain(self.high)}"
@@ -60,18 +64,20 @@ def _plain(value: float) -> str:
 
 @dataclass(frozen=True)
 class Attachment:
-    """What a strategy is given to work with: the user's module, the network, and the length of an epoch."""
+    """What a strategy is given to work with: the user's module and optimizer, the network, the length of an epoch."""
 
     module: nn.Module
     collectives: Collectives
     steps_per_epoch: int | None
+    optimizer: torch.optim.Optimizer
 
 
 class Strategy(ABC):
     """How workers keep in step. One object serves one model on one rank.
 
-    Order of calls: `attach` once; then per optimizer step `reduces_gradients` before the forward pass and,
-    after the optimizer has stepped, `synchronise` when `boundary` is true for the step.
+    Order of calls: `attach` once; then per optimizer step `reduces_gradients` before the forward pass, `observe` for
+    each loss that the training loop reports and, after the optimizer has stepped, `synchronise` when `boundary` is
+    true for the step and `between` when it is not; `finish` once at the end.
     """
 
     name: ClassVar[str]
@@ -79,6 +85,7 @@ class Strategy(ABC):
     summary: ClassVar[str]
     parameters: ClassVar[tuple[Parameter, ...]] = ()
     aliases: ClassVar[tuple[str, ...]] = ()
+    needs_loss: ClassVar[bool] = False
 
     def __init__(self, **values: Any) -> None:
         """Keep the checked values; construct through `cpdp.strategies.build`."""
@@ -100,9 +107,22 @@ class Strategy(ABC):
 
     @abstractmethod
     def synchronise(self, at: Position) -> None:
-        """Bring the parameters together after a boundary's optimizer step; the replicas are then equal bit by
-        bit.
+        """Exchange what a boundary exchanges after its optimizer step. Where `equalises` is true for the step the
+        replicas are then equal bit by bit.
         """
+
+    def equalises(self, at: Position) -> bool:
+        """Whether this step leaves all replicas equal; asked before `synchronise`."""
+        return self.boundary(at)
+
+    def between(self, at: Position) -> None:  # noqa: B027 - most strategies have nothing to do
+        """Called after the optimizer step of each step that is no boundary."""
+
+    def observe(self, loss: Any) -> None:  # noqa: B027 - only adaptive strategies look
+        """A loss (tensor or number) of the step under way, on this worker."""
+
+    def finish(self) -> None:  # noqa: B027 - only overlapped strategies have something on its way
+        """Wait for what is still on its way; the process group may be closed afterwards."""
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and numbers that must survive a restart beside the model's and the optimizer's own state."""
