@@ -163,8 +163,9 @@ class Relay:
 
     @property
     def realtime(self) -> bool:
-        """Whether every thread was really granted SCHED_FIFO."""
-        return all(self.scheduling(name) == "fifo" for name in self._index)
+        """Whether every direction that has a delay or a rate to keep was really granted SCHED_FIFO."""
+        timed = [d.name for d in self._directions.values() if d.delay_ns or d.rate_bps]
+        return all(self.scheduling(name) == "fifo" for name in timed or self._index)
 
     def scheduling(self, name: str) -> Scheduling:
         """Return what the direction's thread was granted: fifo, nice (-20) or normal."""

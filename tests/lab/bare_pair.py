@@ -11,7 +11,7 @@ import socket
 import struct
 import subprocess
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from netlab.links.relay import Direction, Relay
@@ -23,6 +23,7 @@ ETHERNET_OVERHEAD = 38
 MIN_FRAME = 84
 
 _SO_TIMESTAMPNS = 35
+_SO_RCVBUFFORCE = 33
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,10 @@ class BarePair:
 
     def _configure(self, side: str) -> None:
         length = str(TX_QUEUE_LENGTH)
+        # no packets but those of the test: IPv6 would announce itself
+        self.run(
+            side, ["sh", "-c", "test ! -d /proc/sys/net/ipv6 || echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6"]
+        )
         self.run(side, ["ip", "link", "set", "lo", "up"])
         self.run(side, ["ip", "link", "set", "wan0", "up", "mtu", str(self.shape.mtu), "txqueuelen", length])
         self.run(side, ["ip", "addr", "add", f"{ADDRESSES[side]}/24", "dev", "wan0"])
@@ -116,17 +121,22 @@ class BarePair:
         self._running.append(process)
         return process
 
+    def socket(self, side: str, kind: int, protocol: int = 0) -> socket.socket:
+        """Make an IPv4 socket in the namespace."""
+        home = open_current("net")
+        try:
+            with inside_network(self._spaces[side], home):
+                return socket.socket(socket.AF_INET, kind, protocol)
+        finally:
+            os.close(home)
+
     def ping_ms(self, count: int, interval_s: float = 0.01, size: int = 56) -> list[float]:
         """Round-trip times of ICMP echoes from a to b in ms, timed as ping times them: the kernel stamps the reply.
 
         (ping itself prints one decimal above 10 ms.) The first, which pays for caches, is left out; a lost
         one is an error.
         """
-        home = open_current("net")
-        with inside_network(self._spaces["a"], home):
-            echo = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
-        os.close(home)
-        with echo:
+        with self.socket("a", socket.SOCK_RAW, socket.IPPROTO_ICMP) as echo:
             echo.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
             echo.settimeout(10)
             times = []
@@ -134,6 +144,21 @@ class BarePair:
                 times.append(_echo_ms(echo, sequence, size))
                 time.sleep(interval_s)
         return times[1:]
+
+    def one_way_ms(self, count: int, interval_s: float) -> list[float]:
+        """Times from a to b in ms: from just before the send to the kernel's stamp at the receiver."""
+        with self.socket("a", socket.SOCK_DGRAM) as source, self.socket("b", socket.SOCK_DGRAM) as sink:
+            sink.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+            sink.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, 64 << 20)
+            sink.settimeout(5)
+            sink.bind((ADDRESSES["b"], 5003))
+            source.connect((ADDRESSES["b"], 5003))
+            due = time.monotonic()
+            for _ in range(count):
+                source.send(struct.pack("q", time.time_ns()))
+                due += interval_s
+                time.sleep(max(due - time.monotonic(), 0))
+            return [_stamp_ms(sink) for _ in range(count)]
 
     def iperf(self, *options: str, seconds: float = 2) -> dict[str, Any]:
         """One iperf3 test from a to b; returns its JSON."""
@@ -165,6 +190,12 @@ def _echo_ms(echo: socket.socket, sequence: int, size: int) -> float:
             return (seconds * 10**9 + nanoseconds - sent_ns) / 1e6
 
 
+def _stamp_ms(sink: socket.socket) -> float:
+    message, control, _, _ = sink.recvmsg(64, 64)
+    seconds, nanoseconds = struct.unpack("qq", control[0][2])
+    return (seconds * 10**9 + nanoseconds - struct.unpack("q", message)[0]) / 1e6
+
+
 def _new_network(home: int) -> int:
     with inside_network(home, home):
         unshare(CLONE_NEWNET, "make a network namespace")
@@ -184,6 +215,3 @@ def _direction(name: str, in_fd: int, out_fd: int, shape: Shape) -> Direction:
         min_frame=MIN_FRAME,
         layer=shape.layer,
     )
-
-
-__all__ = ["ADDRESSES", "BarePair", "Shape", "replace"]

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from relay_reference import ReferenceLink
 
 from netlab.links import _relay
 from netlab.links.relay_stats import bucket_quantile
+from tests.unit.relay_reference import ReferenceLink
 
 ffi, lib = _relay.ffi, _relay.lib
 

@@ -26,16 +26,16 @@ static int set_nice(void)
     return setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), BEST_NICE);
 }
 
-void nl_schedule_request(struct nl_schedule *schedule, int realtime)
+void nl_schedule_request(struct nl_schedule *schedule, int nice, int realtime)
 {
     *schedule = (struct nl_schedule){.granted = NL_SCHED_NORMAL};
     prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);
-    if (!realtime)
-        return;
-    if (set_nice() == 0) /* also what a FIFO thread steps back to */
+    if (nice && set_nice() == 0) /* also what a FIFO thread steps back to */
         schedule->granted = NL_SCHED_NICE;
-    if (set_policy(SCHED_FIFO, FIFO_PRIORITY) == 0)
+    if (realtime && set_policy(SCHED_FIFO, FIFO_PRIORITY) == 0)
         schedule->granted = NL_SCHED_FIFO;
+    else
+        set_policy(SCHED_OTHER, 0);
 }
 
 static void step(struct nl_schedule *schedule, int back)

@@ -10,8 +10,9 @@ struct nl_schedule {
     uint64_t window_start_ns, window_cpu_ns;
 };
 
-/* Ask for SCHED_FIFO, else the best niceness, for the calling thread. What was granted is kept, not assumed. */
-void nl_schedule_request(struct nl_schedule *schedule, int realtime);
+/* Ask for the best niceness and, with realtime, for SCHED_FIFO, for the calling thread. What was granted is kept, not
+ * assumed. May be called again. */
+void nl_schedule_request(struct nl_schedule *schedule, int nice, int realtime);
 
 /* Judge the thread's share of a processor, from its processor time cpu_ns at now_ns; call it every few milliseconds.
  * A FIFO thread that takes nearly all of one would be stopped by the kernel for 50 ms in every second (and all other

@@ -9,7 +9,7 @@
 
 #include "abi.h"
 
-#define NL_CHUNK_BYTES ((size_t)1 << 20)
+#define NL_CHUNK_BYTES ((size_t)2 << 20)
 
 struct nl_chunk {
     struct nl_chunk *next;          /* in the list of spare ones */
