@@ -90,6 +90,8 @@ def _wrap_ddp(state: Any) -> None:
         tensor = bucket.buffer().div_(c10d.get_world_size(group))
         return c10d.all_reduce(tensor, group=group, async_op=True).get_future().then(lambda done: done.value()[0])
 
+    averaged.__annotations__.clear()  # DDP refuses a hook whose annotations are not the very classes it names
+
     def init(self: Any, *arguments: Any, **named: Any) -> None:
         make(self, *arguments, **named)
         register(self, self, averaged)
