@@ -31,8 +31,14 @@ __all__ = [
     "strategy_class",
 ]
 
-_MODULES = {"ddp": ("cpdp.strategies.ddp", "Ddp")}
-_MODULES |= {"localsgd": ("cpdp.strategies.local_sgd", "LocalSgd"), "cpdp": ("cpdp.strategies.cpdp", "Cpdp")}
+_MODULES = {
+    "ddp": ("cpdp.strategies.ddp", "Ddp"),
+    "localsgd": ("cpdp.strategies.local_sgd", "LocalSgd"),
+    "cpdp": ("cpdp.strategies.cpdp", "Cpdp"),
+    "postlocal": ("cpdp.strategies.post_local", "PostLocalSgd"),
+    "slowmo": ("cpdp.strategies.slowmo", "SlowMo"),
+    "bmuf": ("cpdp.strategies.bmuf", "Bmuf"),
+}
 
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?")
 _BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}

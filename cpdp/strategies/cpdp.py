@@ -109,6 +109,8 @@ class Cpdp(Strategy):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore both. Raises StrategyError when the number or size of the buffers differs."""
+        if sorted(state) != ["reference", "velocity"]:
+            raise StrategyError(f"cpdp: the saved state is another strategy's: it has {', '.join(state) or 'nothing'}")
         for key, own in (("reference", self._reference), ("velocity", self._velocity)):
             saved = state[key]
             if [t.shape for t in saved] != [t.shape for t in own]:

@@ -1,20 +1,18 @@
 """Local SGD (periodic averaging, PASGD): workers step alone and average their parameters every K steps.
 
-What is averaged: the trained parameters and the floating-point buffers (BatchNorm's running mean and
-variance), both as plain means. Integer buffers (BatchNorm's step counter) grow alike on every worker and stay
-local; frozen parameters keep rank 0's initial values. Optimizer state is never exchanged.
+    x_i <- mean of x over the workers, after every K local steps of each
+
+PASGD is the AdaComm paper's name for it with a fixed period tau. Optimizer state is never exchanged.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from cpdp.schedule import Periodic, Position
-from cpdp.strategies.averaging import Share, mean_of, reconcile
-from cpdp.strategies.base import Attachment, Parameter, Strategy
-
-if TYPE_CHECKING:
-    from torch import nn
+from cpdp.strategies.averaging import mean_of
+from cpdp.strategies.base import Attachment, Parameter
+from cpdp.strategies.rounds import RoundStrategy, Schedule
 
 PERIODIC = (
     Parameter(
@@ -39,7 +37,7 @@ PERIODIC = (
 )
 
 
-class LocalSgd(Strategy):
+class LocalSgd(RoundStrategy):
     """Local steps, and the mean of all workers' parameters at every boundary."""
 
     name = "localsgd"
@@ -48,33 +46,14 @@ class LocalSgd(Strategy):
     source = "Stich, Local SGD Converges Fast, ICLR 2019 (arXiv 1805.09767); papers.md sections 1 and 3"
     parameters = PERIODIC
 
-    def attach(self, to: Attachment) -> nn.Module:
-        """Lay the parameters out flat and start everyone from rank 0's state."""
-        from cpdp.flat import flatten, float_buffers, trained_parameters  # torch: not for `cpdp strategies`
-
+    def _schedule_for(self, to: Attachment) -> Schedule:
         values = self.values
-        self._schedule = Periodic(values["period"], values["warmup_epochs"], values["epoch_end"])
-        self._schedule.check(to.steps_per_epoch)
-        self._collectives = to.collectives
-        self._parameters = flatten(trained_parameters(to.module))
-        self._buffers = flatten(float_buffers(to.module))
-        to.collectives.broadcast([*to.module.parameters(), *to.module.buffers()], "start")
-        return to.module
+        return Periodic(values["period"], values["warmup_epochs"], values["epoch_end"])
 
-    def reduces_gradients(self, at: Position) -> bool:
-        """Never."""
-        return False
-
-    def boundary(self, at: Position) -> bool:
-        """Every K-th step of an epoch, and its last."""
-        return self._schedule.boundary(at)
+    def _rule(self, which: int, at: Position) -> Callable[[slice], None]:
+        return mean_of(self._parameters[which], self._collectives.world)
 
     def synchronise(self, at: Position) -> None:
         """Average buffers and parameters; alone, everything is its own mean already."""
-        world = self._collectives.world
-        if world > 1:
-            reconcile(
-                self._collectives,
-                [Share(b, "buffers", mean_of(b, world)) for b in self._buffers]
-                + [Share(b, "parameters", mean_of(b, world)) for b in self._parameters],
-            )
+        if self._collectives.world > 1:
+            super().synchronise(at)
