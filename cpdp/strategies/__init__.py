@@ -38,6 +38,7 @@ _MODULES = {
     "postlocal": ("cpdp.strategies.post_local", "PostLocalSgd"),
     "slowmo": ("cpdp.strategies.slowmo", "SlowMo"),
     "bmuf": ("cpdp.strategies.bmuf", "Bmuf"),
+    "adacomm": ("cpdp.strategies.adacomm", "AdaComm"),
 }
 
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?")

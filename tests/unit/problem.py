@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import cpdp
+from cpdp import strategies
 
 SIZE, BATCH = 5, 4
 
@@ -46,9 +47,10 @@ def train(rank, strategy, rates, *, optimizer="0.0", steps_per_epoch=None, alike
     with torch.no_grad():
         net.weight.copy_(torch.from_numpy(start())[None] + rank)  # rank 0's start must win
     opt = optimizer_for(net.parameters(), optimizer, rates[0])
-    model = cpdp.DataParallel(net, opt, strategy, steps_per_epoch=steps_per_epoch)
+    chosen = strategies.build(strategy)
     if configure:
-        configure(model.strategy)
+        configure(chosen)
+    model = cpdp.DataParallel(net, opt, chosen, steps_per_epoch=steps_per_epoch)
     seen = []
     for step, rate in enumerate(rates):
         opt.param_groups[0]["lr"] = rate

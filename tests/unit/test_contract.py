@@ -23,6 +23,8 @@ SPECS = [
     "slowmo:k=3,beta=0.5",
     "slowmo:k=3,alpha=0.8,beta=0.5,buffers=average",
     "bmuf:k=3,bm=0.5,nesterov=true",
+    "adacomm:tau0=4,interval_steps=5",
+    "adacomm:tau0=3,interval_steps=3,beta=0.3,buffers=average",
 ]
 
 
