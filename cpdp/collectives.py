@@ -145,6 +145,8 @@ class Collectives:
         backward.
         """
         self._tap.broadcasts = purpose
+        for part in self._parts:
+            part.label_broadcasts(purpose)
 
     @contextmanager
     def averaged(self, tensors: Sequence[Tensor]) -> Iterator[None]:

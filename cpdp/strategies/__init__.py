@@ -39,6 +39,8 @@ _MODULES = {
     "slowmo": ("cpdp.strategies.slowmo", "SlowMo"),
     "bmuf": ("cpdp.strategies.bmuf", "Bmuf"),
     "adacomm": ("cpdp.strategies.adacomm", "AdaComm"),
+    "diloco": ("cpdp.strategies.diloco", "DiLoCo"),
+    "hierarchical": ("cpdp.strategies.hierarchical", "Hierarchical"),
 }
 
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?")

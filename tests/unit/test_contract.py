@@ -1,6 +1,7 @@
 """What every strategy owes its user, whatever its rule: equal replicas where it says so, restarts, ties, one worker."""
 
 import copy
+import os
 
 import pytest
 import torch
@@ -24,6 +25,8 @@ SPECS = [
     "slowmo:k=3,alpha=0.8,beta=0.5,buffers=average",
     "bmuf:k=3,bm=0.5,nesterov=true",
     "adacomm:tau0=4,interval_steps=5",
+    "diloco:k=3",
+    "hierarchical:k=3",
     "adacomm:tau0=3,interval_steps=3,beta=0.3,buffers=average",
 ]
 
@@ -59,6 +62,7 @@ def test_every_strategy_is_held_to_the_contract():
 
 
 def digests(rank, strategy):
+    os.environ["NETLAB_SITE"] = ["a", "b", "b"][rank]
     run = Run(strategy, seed=rank)
     seen = []
     for number in range(20):
@@ -78,6 +82,7 @@ def test_replicas_are_equal_bit_by_bit_exactly_where_the_strategy_says_so(strate
 
 
 def interrupted(rank, strategy, at, steps):
+    os.environ["NETLAB_SITE"] = ["a", "b"][rank]
     whole = Run(strategy)
     for number in range(steps):
         whole.step(rank, number)
