@@ -227,3 +227,35 @@ def test_exports_are_what_their_readers_expect(tmp_path):
     assert sum(event.get("cat") == "kernel" and event["name"].startswith("nccl") for event in kineto["traceEvents"]) > 5
     ops = pd.read_parquet(tmp_path / "run" / "tables" / "ops.parquet")
     assert {"group", "seq", "kind", "bytes", "issued_ns", "started_ns", "finished_ns", "wait_from_ns"} <= set(ops)
+
+
+def test_exposed_time_agrees_with_ddps_own_logger_within_a_millisecond(tmp_path):
+    """The logger tells of the step before; rank 0 waits for rank 1, 10 ms longer each step."""
+    command = [*TORCHRUN, "--master-port", free_port(), str(SCRIPTS / "ddp_logger.py"), str(tmp_path)]
+    world = only_world(profile(tmp_path, *command))
+    told = json.loads((tmp_path / "logger-0.json").read_text())
+    mine = world.steps[world.steps["rank"] == 0].set_index("n")["exposed_ms"]
+    differences = sorted(abs(told[n] - mine[n]) for n in range(4, 14))
+    assert mine[13] > 100
+    assert differences[len(differences) // 2] < 0.5
+    assert differences[-2] < 1.0, differences
+
+
+LIBRARY = """
+import sys, torch
+from cpdp.profiler import Profile
+w = torch.nn.Linear(4, 4); o = torch.optim.SGD(w.parameters(), lr=.1)
+seen = []
+with Profile(sys.argv[1], on_step=seen.append):
+    for _ in range(5):
+        o.zero_grad(); w(torch.ones(4)).sum().backward(); o.step()
+assert [s["n"] for s in seen] == [1, 2, 3, 4, 5], seen
+assert all(s["step_ns"] > 0 for s in seen)
+"""
+
+
+def test_as_a_library_it_calls_back_after_every_step_and_leaves_a_run(tmp_path):
+    argv = [sys.executable, "-c", LIBRARY, str(tmp_path / "run")]
+    subprocess.run(argv, env=ENVIRONMENT, check=True, timeout=60)
+    (cell,) = show(tmp_path)["cells"]
+    assert (cell["steps"], cell["state"]) == (4, "done")
