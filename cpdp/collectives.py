@@ -93,7 +93,10 @@ class Collectives:
         if self.world == 1:
             return Flight(self, [])
         pieces = [(flat[piece], purpose) for flat, purpose in flats for piece in self.chunks(flat)]
-        return Flight(self, [(self._all_reduce(piece, purpose), purpose) for piece, purpose in pieces])
+        self._tap.travelling = True
+        works = [(self._all_reduce(piece, purpose), purpose) for piece, purpose in pieces]
+        self._tap.travelling = False
+        return Flight(self, works)
 
     def sum_in_chunks(self, flats: Sequence[tuple[Tensor, str]]) -> Iterator[tuple[int, slice]]:
         """Sum flat tensors, each with its purpose, over all ranks in place; yield (which, chunk) as sums

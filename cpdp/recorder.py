@@ -26,7 +26,8 @@ of the last collective, and `update` for the arithmetic that nothing hid after i
 @dataclass
 class PendingOperation:
     """A collective on its way. `settle` makes sure, without blocking for the network, that a seen end is
-    stamped.
+    stamped. One that `travels` may outlive its step and is then followed into the next ones; `origin` is the
+    operation that it continues there.
     """
 
     kind: str
@@ -35,6 +36,20 @@ class PendingOperation:
     issued: Any
     finished: Any = None
     settle: Callable[[], None] | None = None
+    travels: bool = False
+    origin: PendingOperation | None = None
+
+    def seen(self) -> bool:
+        """Whether the end is known, after asking once more."""
+        if self.finished is None and self.settle is not None:
+            self.settle()
+        if self.finished is None and self.origin is not None:
+            self.finished = self.origin.finished
+        return self.finished is not None
+
+    def continued(self, now: Any) -> PendingOperation:
+        """The rest of an operation that outlives its step: its bytes were counted where it was issued."""
+        return PendingOperation(self.kind, self.purpose, 0, now, None, self.settle, True, self.origin or self)
 
 
 @dataclass
@@ -156,6 +171,7 @@ class StepRecorder(Recorder):
         step.facts = {"n": n, "epoch": epoch, "boundary": boundary, "warmup": n <= self._warmup_steps}
         self._unwritten.append(step)
         self._step = _RawStep(now)
+        self._step.ops += [op.continued(now) for op in step.ops if op.travels and not op.seen()]
         self._last_n = n
         began = time.monotonic_ns()
         self._write_ready()
@@ -175,7 +191,8 @@ class StepRecorder(Recorder):
         if not open_ops:
             return f"{where}, no collective pending"
         first = open_ops[0]
-        return f"{where}, {first.kind} of {first.purpose} ({first.bytes} bytes)"
+        size = (first.origin or first).bytes
+        return f"{where}, {first.kind} of {first.purpose} ({size} bytes)"
 
     def close(self) -> None:
         """Wait for the device, then write the remaining steps. The step under way is incomplete and not
@@ -222,10 +239,11 @@ class StepRecorder(Recorder):
         return time_ns
 
     def _resolve_operation(self, op: PendingOperation) -> Operation:
-        if op.finished is None and op.settle is not None:
-            op.settle()
-        finished = None if op.finished is None else self.clock.resolve(op.finished)
-        return Operation(op.kind, op.purpose, op.bytes, self._time(op.issued), finished)
+        issued = self._time(op.issued)
+        finished = self.clock.resolve(op.finished) if op.seen() else None
+        if finished is not None and op.origin is not None:
+            finished = max(finished, issued)  # it may have ended while its step did
+        return Operation(op.kind, op.purpose, op.bytes, issued, finished)
 
 
 def split_reconcile(span: Span, ops: tuple[Operation, ...]) -> list[Span]:

@@ -40,7 +40,8 @@ def tensor_bytes(tensors: Any) -> int:
 class Tap:
     """Reports the collectives of one process group while it is attached.
 
-    DDP issues operations without saying what for: its all-reduces carry gradients, its broadcasts `broadcasts`.
+    What is issued while `travelling` is set may outlive its step. DDP issues operations without saying what for:
+    its all-reduces carry gradients, its broadcasts `broadcasts`.
     """
 
     def __init__(self, recorder: Recorder, group: Any = None, *, scope: str = "") -> None:
@@ -51,6 +52,7 @@ class Tap:
         self._purpose: str | None = None
         self.broadcasts = "buffers"
         self._open: dict[int, PendingOperation] = {}
+        self.travelling = False
         self.hooked = False
 
     def attach(self) -> None:
@@ -79,7 +81,9 @@ class Tap:
     def note(self, work: Any, kind: str, purpose: str, size: int) -> None:
         """Report an operation that was just issued, where no hook did."""
         if self.recorder.recording and not self.hooked:
-            self.follow(self.recorder.operation(kind, self._scope + purpose, size), work)
+            operation = self.recorder.operation(kind, self._scope + purpose, size)
+            operation.travels = self.travelling
+            self.follow(operation, work)
 
     def follow(self, operation: PendingOperation, work: Any) -> None:
         """Stamp the operation's end when its future completes."""
@@ -95,7 +99,8 @@ class Tap:
         kind = _KINDS.get(args.name.name, args.name.name.lower())
         size = tensor_bytes(args.input_tensors)
         purpose = self._scope + (self._purpose or self._guess(kind))
-        self._open[args.op_id] = self.recorder.operation(kind, purpose, size)
+        operation = self._open[args.op_id] = self.recorder.operation(kind, purpose, size)
+        operation.travels = self.travelling
         self.recorder.spend(time.monotonic_ns() - began)
 
     def _after(self, args: Any) -> None:

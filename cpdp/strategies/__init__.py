@@ -41,6 +41,8 @@ _MODULES = {
     "adacomm": ("cpdp.strategies.adacomm", "AdaComm"),
     "diloco": ("cpdp.strategies.diloco", "DiLoCo"),
     "hierarchical": ("cpdp.strategies.hierarchical", "Hierarchical"),
+    "cocod": ("cpdp.strategies.cocod", "CoCoD"),
+    "overlap": ("cpdp.strategies.overlap_local_sgd", "OverlapLocalSgd"),
 }
 
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?")

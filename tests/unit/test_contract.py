@@ -27,6 +27,13 @@ SPECS = [
     "adacomm:tau0=4,interval_steps=5",
     "diloco:k=3",
     "hierarchical:k=3",
+    "cpdp:k=3,fused=true",
+    "cpdp:k=3,delay=2",
+    "cpdp:k=3,fused=true,delay=1",
+    "cpdp:k=3,fused=true,delay=3",
+    "cocod:k=3",
+    "overlap:k=3,beta=0.5",
+    "overlap:k=3,beta=0",
     "adacomm:tau0=3,interval_steps=3,beta=0.3,buffers=average",
 ]
 

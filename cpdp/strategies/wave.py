@@ -1,0 +1,83 @@
+"""Sums that travel beneath the next local steps: what overlapped strategies send at one boundary and take up later.
+
+Flow: the strategy fills `sums` (one tensor for each flat parameter buffer), `send` starts the all-reduce and
+returns, local steps go on, `land` waits for what has not arrived. When it lands is decided by counting steps, never
+by asking whether it has arrived: that would differ from worker to worker, and from run to run. Floating-point
+buffers (BatchNorm's) travel along and are replaced by their mean on landing; what the local steps in between
+measured is dropped from them.
+
+Time: waiting is `exposed.parameters`, copying and merging are `update`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from cpdp.strategies.rounds import restore
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from cpdp.collectives import Collectives, Flight
+    from cpdp.flat import FlatBuffer
+
+
+class Wave:
+    """One set of sums, on its way or not."""
+
+    def __init__(
+        self, collectives: Collectives, parameters: Sequence[FlatBuffer], buffers: Sequence[FlatBuffer]
+    ) -> None:
+        """Make room for the sums of `parameters` (which the strategy fills) and of `buffers` (which travel along)."""
+        import torch
+
+        self.sums: list[Tensor] = [torch.zeros_like(b.data) for b in parameters]
+        self.sent = False
+        self._collectives = collectives
+        self._parameters = parameters
+        self._buffers = list(buffers) if collectives.world > 1 else []
+        self._buffer_sums = [torch.zeros_like(b.data) for b in self._buffers]
+        self._flight: Flight | None = None
+
+    def send(self) -> None:
+        """Start to sum. Nobody may touch `sums` until `land`."""
+        for sums, buffer in zip(self._buffer_sums, self._buffers, strict=True):
+            buffer.check()
+            sums.copy_(buffer.data)
+        loads = [(sums, "parameters") for sums in self.sums] + [(sums, "buffers") for sums in self._buffer_sums]
+        self._flight = self._collectives.launch(loads)
+        self.sent = True
+
+    def land(self) -> bool:
+        """Wait until `sums` hold the sums over the workers; False when nothing was sent. Opens the phase `update`."""
+        recorder = self._collectives.recorder
+        sent, self.sent = self.sent, False
+        if sent:
+            recorder.switch("exposed.parameters")
+            self.wait()
+        recorder.switch("update")
+        for buffer in self._parameters:
+            buffer.check()
+        if sent:
+            for sums, buffer in zip(self._buffer_sums, self._buffers, strict=True):
+                buffer.data.copy_(sums.div_(self._collectives.world))
+        return sent
+
+    def wait(self) -> None:
+        """Wait for what is on its way and leave it there."""
+        if self._flight is not None:
+            self._flight.land()
+            self._flight = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was sent, arrived: a restart need not send it again."""
+        self.wait()
+        return {"sent": self.sent, "sums": list(self.sums), "buffer_sums": list(self._buffer_sums)}
+
+    def load_state_dict(self, strategy: str, state: Mapping[str, Any]) -> None:
+        """Restore it. Raises StrategyError when shapes differ."""
+        self.wait()
+        restore(strategy, "sums", self.sums, state["sums"])
+        restore(strategy, "buffer_sums", self._buffer_sums, state["buffer_sums"])
+        self.sent = bool(state["sent"])
