@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
@@ -239,10 +238,11 @@ def _profiles(_options: argparse.Namespace, _command: list[str]) -> int:
     return EXIT_DONE
 
 
-def _start(options: argparse.Namespace) -> Lab:
+def _start(options: argparse.Namespace, *shared: str) -> Lab:
     from netlab.lab import Lab
 
-    writable = [Path(folder) for folder in (*getattr(options, "writable", ()), getattr(options, "out", None)) if folder]
+    folders = (*getattr(options, "writable", ()), getattr(options, "out", None), *shared)
+    writable = [Path(folder) for folder in folders if folder]
     return Lab.start(options.profile, carrier=options.carrier, hosts=options.hosts, writable=writable)
 
 
@@ -278,7 +278,7 @@ def _run(options: argparse.Namespace, command: list[str]) -> int:
         raise UserError(f"--timeout {options.timeout:g}: a positive number of seconds is needed")
     out = _prepare_folder(options.out)
     say = (lambda _text: None) if options.quiet else _say
-    with tempfile.TemporaryDirectory(prefix="netlab-notes-") as left, _start(options) as lab:
+    with notes.folder() as left, _start(options, left) as lab:
         for choice in lab.choices:
             say(choice)
         verification = None if options.no_verify else _verified(lab, say)

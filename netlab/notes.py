@@ -9,8 +9,12 @@ program measures, only that it may find out that its traffic never crossed the n
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +25,19 @@ class Notes:
 
     records: tuple[Path, ...] = ()
     invalid: tuple[str, ...] = ()
+
+
+@contextmanager
+def folder() -> Iterator[str]:
+    """A folder for notes that every worker can write to, whatever user its container gives it.
+
+    In the netlab service of a compose file it lies where the workers see the results' folder, too.
+    """
+    shared = Path("runs").absolute()
+    place = shared if os.environ.get("NETLAB_CONTROL") and shared.is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="netlab-notes-", dir=place) as path:
+        Path(path).chmod(0o1777)
+        yield path
 
 
 def run_id() -> str:

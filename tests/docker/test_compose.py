@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import docker
 import pytest
 import yaml
 
-import docker
 from netlab import parse_profile, plan, topology
 from netlab.compose import Render, render
 from netlab.hosts import machine
@@ -48,6 +48,16 @@ def test_a_shipped_compose_file_is_what_the_command_in_its_head_renders(path: Pa
 
 def test_the_three_networks_that_were_promised_are_shipped() -> None:
     assert [path.stem for path in SHIPPED] == ["four-regions", "lossy-link", "nancy-sophia"]
+
+
+def test_our_image_is_small_at_its_base_has_no_root_and_names_no_registry() -> None:
+    text = (ROOT / "docker" / "Dockerfile").read_text()
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    assert re.fullmatch(r"ARG BASE=[a-z]+:[\w.]*-?slim[\w-]*", lines[0])
+    assert [line for line in lines if line.startswith("USER")] == ["USER worker"]
+    assert lines[-1].startswith("CMD")
+    assert {'ARG TORCH_INDEX=""', 'ARG TORCH="torch torchvision"'} <= set(lines)
+    assert not re.search(r"https?://|\b[\w-]+\.(io|com|org|net)\b", text)
 
 
 @needs_compose

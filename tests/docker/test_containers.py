@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import docker
 import pytest
 
-import docker
 from netlab import Lab, parse_profile
 from tests.conftest import PLAIN, ROOT, Netlab
 
@@ -249,3 +249,14 @@ def test_a_lab_that_stays_up_is_entered_changed_and_ended_as_any_other(
         done = netlab("down", name)
     assert done.returncode == 0, done.stderr.decode()
     assert left() == before
+
+
+def test_a_command_in_containers_can_say_that_its_run_is_not_valid(
+    engine: docker.APIClient, netlab: Netlab, profile: Profile
+) -> None:
+    path = profile("hosts: {user: nobody}\n")
+    script = 'echo "{\\"record\\": \\"/none\\", \\"invalid\\": [\\"said $NETLAB_WORKER\\"]}" > $NETLAB_NOTES/$RANK.json'
+    done = netlab("run", path, "--hosts", "docker", "--no-verify", "--", "sh", "-c", script)
+    assert done.returncode == 3, done.stderr.decode()
+    assert b"said a-0" in done.stderr
+    assert b"said b-0" in done.stderr

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import docker
 import pytest
 
-import docker
 from netlab import plan, topology
 from netlab.hosts import creation, order
 from netlab.hosts.container import ContainerError

@@ -15,6 +15,7 @@ from pathlib import Path
 import docker
 import pytest
 
+from netlab import registry
 from tests.conftest import ROOT, Netlab
 
 pytestmark = pytest.mark.docker
@@ -96,6 +97,19 @@ def test_containers_end_with_their_owner_even_without_their_steward(
         os.kill(steward_of(process), signal.SIGKILL)
         process.kill()
         assert settles(lambda: left() == containers), left()
+
+
+def test_a_lab_that_stays_up_takes_its_containers_along_when_it_is_killed(
+    engine: docker.APIClient, netlab: Netlab, plain_profile: Path, left: Left
+) -> None:
+    containers, name = left(), f"killed-{os.getpid()}"
+    done = netlab("up", plain_profile, "--name", name, "--hosts", "docker")
+    assert done.returncode == 0, done.stderr.decode()
+    assert len(left()) == len(containers) + 2
+    (lab,) = (entry for entry in registry.entries() if entry.name == name)
+    os.kill(lab.pid, signal.SIGKILL)
+    assert settles(lambda: left() == containers), left()
+    assert f"removed the record of lab {name}".encode() in netlab("clean").stdout
 
 
 def test_a_signal_to_end_removes_the_containers_before_the_command_ends(
