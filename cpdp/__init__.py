@@ -17,7 +17,7 @@ __all__ = ["DataParallel", "__version__"]
 _LAZY = {"DataParallel": "cpdp.parallel"}
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401 - the type is whatever the loaded module holds
+def __getattr__(name: str) -> Any:
     """Load a public name on first use."""
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)

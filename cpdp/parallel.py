@@ -108,7 +108,8 @@ class DataParallel(nn.Module):
         synced = self.strategy.reduces_gradients(self._position) and not self._accumulating
         if isinstance(inner, DistributedDataParallel):
             inner.require_backward_grad_sync = synced
-            self._arming = "buffers" if inner.will_sync_module_buffers() else "buckets"
+            buffers: bool = inner.will_sync_module_buffers()  # type: ignore[no-untyped-call]
+            self._arming = "buffers" if buffers else "buckets"
             self.collectives.label_broadcasts(self._arming)
         self.recorder.switch("forward")
         self._operations_before = self.recorder.operations()
