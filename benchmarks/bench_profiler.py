@@ -1,4 +1,4 @@
-"""The profiler's own cost: what it adds to a step and to an operation, size of its events, time and memory to read them.
+"""The profiler's own cost: what it adds to a step and an operation, size of its events, time and memory to read them.
 
 Overhead is measured on two ranks over loopback whose steps sleep through their computation, with the hooks taken on and
 off within one process, block after block. Reading is measured on synthetic event files of the promised size.

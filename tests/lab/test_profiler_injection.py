@@ -109,18 +109,23 @@ def _wait_for(folder: Path, number: int, job: threading.Thread) -> None:
 
 
 def moved(steps, segment, base, rank):
-    """Change of every column's median against the base segment, in ms."""
+    """Change of every column's median against the base segment in ms, and how far the machine's noise may move it."""
     mine = steps[steps["rank"] == rank]
-    after = mine[mine["segment"] == segment][list(COLUMNS)].median()
-    return (after - mine[mine["segment"] == base][list(COLUMNS)].median()).to_dict()
+    pair = [mine[mine["segment"] == name][list(COLUMNS)] for name in (segment, base)]
+    spread = sum((one.quantile(0.75) - one.quantile(0.25)) / 2 for one in pair)
+    return {name: (pair[0][name].median() - pair[1][name].median(), float(spread[name])) for name in COLUMNS}
 
 
 def check(changes, **expected):
-    """Only the named column moved, by what was injected."""
+    """Only the named column moved, by what was injected: within 5 % of it or 2 ms, plus the noise within the segments.
+
+    On a machine with nothing else to do the noise is under 0.5 ms; where it hides what is asked, nothing is proven.
+    """
     tolerance = max(2.0, 0.05 * abs(next(iter(expected.values()))))
-    for column, change in changes.items():
+    for column, (change, noise) in changes.items():
         name = column.removesuffix("_ms").removeprefix("exposed_")
-        assert change == pytest.approx(expected.get(name, 0.0), abs=tolerance), (column, changes)
+        assert noise < 15, f"{column}: the machine is too busy, {noise:.1f} ms between quartiles"
+        assert change == pytest.approx(expected.get(name, 0.0), abs=tolerance + 2 * noise), (column, changes)
 
 
 @pytest.mark.parametrize("ms", [50, 150, 500])
@@ -159,10 +164,10 @@ def test_a_queue_that_a_competing_flow_keeps_full_is_traffic(steps):
     """
     for rank in (0, 1):
         changes = moved(steps, "big-flow", "big", rank)
-        longer = sum(changes[f"exposed_{part}_ms"] for part in PARTS)
+        longer = sum(changes[f"exposed_{part}_ms"][0] for part in PARTS)
         assert 20 < longer < 200
         # Exposed columns only: the flow's own programs slow the ranks' computation on a small machine.
-        check({name: change for name, change in changes.items() if name.startswith("exposed_")}, traffic=longer)
+        check({name: moves for name, moves in changes.items() if name.startswith("exposed_")}, traffic=longer)
 
 
 def test_the_parts_sum_to_the_exposed_time_and_everything_to_the_step(steps):
