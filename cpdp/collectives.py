@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain, repeat
 from typing import Any
 
 import torch
@@ -29,10 +30,17 @@ _NO_BUFFERS = (
     else "broadcast_buffers"  # its name before torch 2.14
 )
 
-CHUNK_BYTES = 4 << 20
-"""Size of one all-reduce when a buffer is averaged. Large enough that gloo's ring (segments of up to 1 MiB)
-runs at full speed, small enough that several are on their way at once and that arithmetic on one hides
-beneath the others.
+CHUNK_BYTES = 2 << 20
+"""Size of one all-reduce when a buffer is averaged. Large enough that gloo's ring (segments of up to 1 MiB) runs at
+full speed, small enough that several are on their way at once, that their phases interleave, and that arithmetic on
+one hides beneath the others.
+"""
+
+RAMP = (CHUNK_BYTES // 4, CHUNK_BYTES // 2)
+RAMP_OPERATIONS = 8
+"""The first operations are smaller: `RAMP_OPERATIONS` of each size in `RAMP`. After a pause for computation TCP sends
+what its windows allow at the speed of the local interface; a burst larger than the bottleneck's queue is lost and costs
+the connections their windows. Short first operations bound that burst, and later ones follow arriving data.
 """
 
 
@@ -116,9 +124,15 @@ class Collectives:
             yield which, piece
 
     def chunks(self, flat: Tensor) -> list[slice]:
-        """The slices in which a flat tensor travels: of `chunk_bytes` each, the last one shorter."""
-        step = max(1, self.chunk_bytes // flat.element_size())
-        return [slice(a, min(a + step, flat.numel())) for a in range(0, flat.numel(), step)]
+        """The slices in which a flat tensor travels: small ones first, then `chunk_bytes` each, a rest last."""
+        ramp = [size for size in RAMP for _ in range(RAMP_OPERATIONS)]
+        sizes = chain((min(size, self.chunk_bytes) for size in ramp), repeat(self.chunk_bytes))
+        pieces, start, end = [], 0, flat.numel()
+        while start < end:
+            stop = min(start + max(1, next(sizes) // flat.element_size()), end)
+            pieces.append(slice(start, stop))
+            start = stop
+        return pieces
 
     def broadcast(self, tensors: list[Tensor], purpose: str, source: int = 0) -> None:
         """Copy rank `source`'s tensors to all ranks, in place. Raises PeerLost."""
