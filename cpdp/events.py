@@ -199,9 +199,7 @@ def _start_from_json(raw: dict[str, Any]) -> StartEvent:
         raise EventError(f"event format {raw['v']} is newer than {FORMAT}, the newest this version reads")
     known = {"k", "v", "rank", "world", "strategy", "t", "clock", "host"}
     details = {key: value for key, value in raw.items() if key not in known}
-    return StartEvent(
-        raw["rank"], raw["world"], raw["strategy"], raw["t"], raw["host"], raw["clock"], details=details
-    )
+    return StartEvent(raw["rank"], raw["world"], raw["strategy"], raw["t"], raw["host"], raw["clock"], details=details)
 
 
 def _step_from_json(raw: dict[str, Any]) -> StepEvent:
@@ -223,9 +221,7 @@ def _step_from_json(raw: dict[str, Any]) -> StepEvent:
 
 def _eval_from_json(raw: dict[str, Any]) -> EvalEvent:
     notes = tuple(raw.get("notes", ()))
-    return EvalEvent(
-        raw["n"], raw["epoch"], raw["t"], raw["accuracy"], raw["loss"], raw.get("dur", 0), notes=notes
-    )
+    return EvalEvent(raw["n"], raw["epoch"], raw["t"], raw["accuracy"], raw["loss"], raw.get("dur", 0), notes=notes)
 
 
 def _end_from_json(raw: dict[str, Any]) -> EndEvent:
@@ -316,9 +312,7 @@ def read_events(path: Path) -> EventLog:
     events = tuple(_read_line(path, number, line) for number, line in enumerate(lines, start=1))
     problem = None
     if rest:
-        problem = (
-            f"{path}:{len(lines) + 1}: the last line is torn ({len(rest)} bytes without a newline), not used"
-        )
+        problem = f"{path}:{len(lines) + 1}: the last line is torn ({len(rest)} bytes without a newline), not used"
     return EventLog(path, events, problem)
 
 

@@ -86,9 +86,7 @@ def check_spans(step: StepEvent) -> None:
             known = ", ".join((*COMPUTATION, "exposed.*", UPDATE))
             raise EventError(f"step {step.n}: unknown span {span.name!r}; known: {known}")
         if not step.start_ns <= span.start_ns <= span.end_ns <= step.end_ns:
-            raise EventError(
-                f"step {step.n}: span {span.name} [{span.start_ns}, {span.end_ns}] leaves its step"
-            )
+            raise EventError(f"step {step.n}: span {span.name} [{span.start_ns}, {span.end_ns}] leaves its step")
     ordered = sorted(step.spans, key=lambda span: (span.start_ns, span.end_ns))
     for before, after in itertools.pairwise(ordered):
         if after.start_ns < before.end_ns:

@@ -57,9 +57,7 @@ def test_hidden_is_communication_beneath_computation_only():
 
 def test_an_exposed_span_inside_an_operation_is_cut_out_of_it():
     parts = break_down(
-        step(
-            [("exposed.gradients", 300, 400), ("exposed.parameters", 600, 700)], [("gradients", 4, 200, 900)]
-        )
+        step([("exposed.gradients", 300, 400), ("exposed.parameters", 600, 700)], [("gradients", 4, 200, 900)])
     )
     assert parts.hidden_ns == 700 - 100 - 100
 
@@ -75,9 +73,7 @@ def test_a_step_of_no_length_has_no_share():
 
 
 def test_an_operation_outside_its_step_counts_only_inside():
-    parts = break_down(
-        step([("forward", 0, 1_000)], [("parameters", 4, -500, 100), ("parameters", 4, 950, 2_000)])
-    )
+    parts = break_down(step([("forward", 0, 1_000)], [("parameters", 4, -500, 100), ("parameters", 4, 950, 2_000)]))
     assert parts.hidden_ns == 100 + 50
 
 
