@@ -178,3 +178,52 @@ def test_the_state_of_another_strategy_or_model_is_refused(strategy):
     run = Run(strategy)
     with pytest.raises(StrategyError, match="another strategy's"):
         run.model.load_training_state({"steps": 3, "strategy": {"nonsense": []}})
+
+
+MODELS = {  # copies of the parameters that a strategy keeps beside the model, gradients and optimizer state
+    "ddp": 0,
+    "localsgd:k=3": 0,
+    "cpdp:k=3": 2,
+    "cpdp:k=3,delay=2": 4,
+    "postlocal:k=3": 0,
+    "slowmo:k=3": 2,
+    "bmuf:k=3": 2,
+    "adacomm:tau0=3": 0,
+    "adacomm:tau0=3,beta=0.3": 2,
+    "diloco:k=3": 2,
+    "hierarchical:k=3": 0,
+    "cocod:k=3": 2,
+    "overlap:k=3": 2,
+    "overlap:k=3,beta=0": 1,
+}
+
+
+def tensors_of(value, seen):
+    """Sizes of the distinct tensors that a strategy holds, found by walking everything that it refers to."""
+    if id(value) in seen or isinstance(value, nn.Module | torch.optim.Optimizer):
+        return
+    seen.add(id(value))
+    if isinstance(value, torch.Tensor):
+        yield value.untyped_storage().data_ptr(), value.untyped_storage().nbytes()
+    elif isinstance(value, dict):
+        yield from (found for item in value.values() for found in tensors_of(item, seen))
+    elif isinstance(value, list | tuple):
+        yield from (found for item in value for found in tensors_of(item, seen))
+    elif type(value).__module__.startswith("cpdp."):
+        yield from tensors_of(vars(value), seen)
+
+
+@pytest.mark.parametrize(("strategy", "copies"), MODELS.items())
+def test_a_strategy_keeps_as_many_copies_of_the_model_as_the_reference_says(strategy, copies):
+    run = Run(strategy)
+    for number in range(8):
+        run.step(0, number)
+    held = dict(tensors_of(run.model.strategy, set()))
+    model = {p.untyped_storage().data_ptr() for p in run.net.parameters()}
+    size = sum(p.numel() * p.element_size() for p in run.net.parameters())
+    kept = sum(size for place, size in held.items() if place not in model)
+    assert copies * size <= kept <= copies * size + 64
+
+
+def test_every_strategys_memory_is_stated():
+    assert {strategies.parse(spec).name for spec in MODELS} == set(strategies.names())
