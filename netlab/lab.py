@@ -6,7 +6,6 @@ client. When this object, or the process that holds it, goes away, so does the l
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import socket
@@ -15,12 +14,12 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from netlab import carriers, notes, registry, topology, verify, wire
+from netlab import carriers, environment, notes, registry, spawn, topology, verify, wire
+from netlab.environment import Way
 from netlab.errors import NetlabError, UserError
 from netlab.health import Health, Mark, judge
 from netlab.hosts import PLAIN, HostKind, LaunchOptions, containers
@@ -28,12 +27,14 @@ from netlab.impairment import Impairment
 from netlab.job import Job, JobResult, Sink
 from netlab.links.relay_stats import DirectionStats
 from netlab.operations import Carrier
-from netlab.plan import MASTER_PORT, Plan, make
+from netlab.outside import Outside
+from netlab.plan import Plan, make
 from netlab.profile import Profile, load_profile
 from netlab.topology import Topology, Worker
 
 CarrierChoice = Literal["auto", "relay", "netem"]
 _STOP_TIMEOUT_S = 10.0
+_COUNTERS = ("packets_in", "packets_out", "bytes_in", "bytes_out", "drops_queue", "drops_other")
 
 
 class LabError(NetlabError):
@@ -78,7 +79,7 @@ class Lab:
         if hosts == "docker":
             containers.check()
         folder = registry.claim(name) if name is not None else None
-        process, channel = _open_sandbox(folder)
+        process, channel = spawn.sandbox(folder)
         lab = cls(plan, why, process, channel)
         try:
             if hosts == "docker":
@@ -187,53 +188,16 @@ class Lab:
         A container over an image of its own does not get the caller's: this comes on top of the image's.
         """
         worker = self.worker(name)
-        given = {
-            "RANK": str(worker.rank),
-            "WORLD_SIZE": str(len(self.workers)),
-            "LOCAL_RANK": "0",
-            "LOCAL_WORLD_SIZE": "1",
-            "MASTER_ADDR": self.workers[0].address,
-            "MASTER_PORT": str(MASTER_PORT),
-            "GLOO_SOCKET_IFNAME": worker.interface,
-            # All workers run on one machine: without these NCCL would find that out and bypass the emulated link.
-            "NCCL_SOCKET_IFNAME": worker.interface,
-            "NCCL_HOSTID": worker.name,
-            "NCCL_P2P_DISABLE": "1",
-            "NCCL_SHM_DISABLE": "1",
-            "NCCL_IB_DISABLE": "1",
-            "NCCL_NET": "Socket",
-            "NETLAB_LAB": self.profile.name,
-            "NETLAB_WORKER": worker.name,
-            "NETLAB_SITE": worker.site,
-            "NETLAB_CARRIER": self.carrier,
-            "NETLAB_WORKERS": str(len(self.workers)),
-            "NETLAB_PATHS": json.dumps(self.paths(name)),
-        }
         base = os.environ if self._shares_files(worker) else {}
+        given = environment.of_worker(self.plan, worker, self.impairments())
         said = self.plan.settings(worker).environment if self.hosts == "docker" else ()
         return {**base, **given, **dict(said), **(extra or {})}
 
-    def paths(self, name: str) -> dict[str, dict[str, float | None]]:
+    def paths(self, name: str) -> dict[str, Way]:
         """From one worker to each other, as the links are now: `rtt_ns` there and back, and `bytes_per_s` of TCP
         payload on the slowest link of either direction (None: no rate limit).
         """
-        state = self.impairments()
-        found: dict[str, dict[str, float | None]] = {}
-        for other in self.workers:  # all workers of a site are equally far
-            if other.name != name and other.site not in found:
-                found[other.site] = self._way(name, other.name, state)
-        return {other.name: found[other.site] for other in self.workers if other.name != name}
-
-    def _way(self, source: str, target: str, state: Mapping[str, Impairment]) -> dict[str, float | None]:
-        delay, rates = 0, []
-        for near, far in ((source, target), (target, source)):
-            for joint, planned in self.topology.path(near, far):
-                direction = next((way for way, _, _, found in joint.directions if found is planned), None)
-                now = state.get(direction, planned) if direction is not None else planned
-                delay += now.delay.ns
-                goodput = now.goodput(joint.mtu)
-                rates += [] if goodput is None else [goodput.bps / 8]
-        return {"rtt_ns": float(delay), "bytes_per_s": min(rates, default=None)}
+        return environment.paths(self.topology, name, self.impairments())
 
     @property
     def python(self) -> str:
@@ -291,7 +255,7 @@ class Lab:
         out, err = bytearray(), bytearray()
         names = {worker.name: worker.rank for worker in self.workers}
         job = Job(
-            _Outside(self) if outside else self,
+            Outside(self) if outside else self,
             [(node, names.get(node, -1))],
             lambda _, data: out.extend(data),
             lambda _, data: err.extend(data),
@@ -313,17 +277,7 @@ class Lab:
 
     def traffic(self) -> dict[str, dict[str, int]]:
         """What crossed each shaped direction so far: IP bytes and packets in and out, and drops."""
-        return {
-            stats.name: {
-                "packets_in": stats.packets_in,
-                "packets_out": stats.packets_out,
-                "bytes_in": stats.bytes_in,
-                "bytes_out": stats.bytes_out,
-                "drops_queue": stats.drops_queue,
-                "drops_other": stats.drops_other,
-            }
-            for stats in self.statistics()
-        }
+        return {stats.name: {key: getattr(stats, key) for key in _COUNTERS} for stats in self.statistics()}
 
     def statistics(self) -> tuple[DirectionStats, ...]:
         """The relay's own counters of every direction (empty when netem carries the links)."""
@@ -453,54 +407,5 @@ class Lab:
         return f": {said}" if said else ""
 
 
-@dataclass(frozen=True)
-class _Outside:
-    """Starts programs on this machine's file system, in the worker's network only, whatever the worker runs in."""
-
-    lab: Lab
-
-    def launch(
-        self, node: str, argv: Sequence[str], env: Mapping[str, str], cwd: str, descriptors: tuple[int, int, int, int]
-    ) -> int:
-        """Start a program."""
-        return self.lab.launch(node, argv, env, cwd, descriptors, LaunchOptions(outside=True))
-
-    def send_signal(self, handle: int, number: int) -> bool:
-        """Signal a program."""
-        return self.lab.send_signal(handle, number)
-
-    def explain(self, node: str) -> str | None:
-        """Nothing is known beyond what was reported."""
-        return None
-
-
 def _discard(_worker: str, _data: bytes) -> None:
     return None
-
-
-def _open_sandbox(folder: Path | None) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start the process that becomes the lab; one with a ``folder`` of its own does not die with us."""
-    ours, theirs = socket.socketpair()
-    # PR_SET_PDEATHSIG watches the thread that forked. A lab started from a short-lived thread must outlive it, and
-    # then ends by the closed socket alone.
-    watched = folder is None and threading.current_thread() is threading.main_thread()
-    parent = os.getpid() if watched else 0
-    log = subprocess.PIPE if folder is None else os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    with theirs:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "netlab.sandbox", str(theirs.fileno()), str(parent)],
-            pass_fds=(theirs.fileno(),),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=log,
-            start_new_session=True,
-            env={**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": _import_path()},
-        )
-    if folder is not None:
-        os.close(log)
-    return process, ours
-
-
-def _import_path() -> str:
-    """Where this netlab was imported from, so that the lab runs the same code wherever the command was started."""
-    return os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -205,9 +205,9 @@ def _probe(lab: Lab, node: str, *arguments: object, timeout: float) -> dict[str,
 
 
 def _probe_environment() -> dict[str, str]:
-    from netlab.lab import _import_path
+    from netlab.spawn import import_path
 
-    return {"PYTHONPATH": _import_path(), "PYTHONSAFEPATH": "1"}
+    return {"PYTHONPATH": import_path(), "PYTHONSAFEPATH": "1"}
 
 
 def _rtt_row(lab: Lab, pair: tuple[Way, Way], level: Level) -> Row:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -11,8 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import netlab
-from netlab import registry, wire
+from netlab import registry, spawn, wire
 from netlab.errors import NetlabError
 from netlab.hosts.container import ContainerError
 from netlab.hosts.containers import Joined
@@ -29,18 +27,7 @@ class Docker:
         """Start the steward; it makes nothing before ``open``."""
         self._plan = plan
         self._order = place(plan, owner_of(owner), _needed(), tuple(str(path.absolute()) for path in writable))
-        self._channel, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "netlab.hosts.steward", str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-                cwd="/",
-                env={**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": _import_path()},
-            )
+        self._process, self._channel = spawn.steward()
         self._lock = threading.Lock()
         self._notes: tuple[str, ...] = ()
 
@@ -137,10 +124,3 @@ def _needed() -> tuple[str, ...]:
     paths = [str(Path.cwd()), sys.prefix, sys.base_prefix, sys.exec_prefix, *sys.path]
     paths += os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return tuple(dict.fromkeys(str(Path(path).absolute()) for path in paths if path and Path(path).exists()))
-
-
-def _import_path() -> str:
-    """Where this netlab was imported from, so that the steward runs the same code."""
-    assert netlab.__file__ is not None
-    home = str(Path(netlab.__file__).parents[1])
-    return os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
