@@ -9,7 +9,7 @@ help: ## say what each target does
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/:/' | column -t -s:
 
 setup: $(STAMP) ## make .venv and install everything (packages by apt when root, else says what is missing)
-$(STAMP): pyproject.toml constraints.txt setup.py scripts/setup $(wildcard netlab/links/core/*) netlab/links/relay_build.py
+$(STAMP): pyproject.toml constraints.txt setup.py scripts/setup $(wildcard netlab/links/core/* netlab/hosts/core/*) netlab/links/relay_build.py
 	scripts/setup $(VENV)
 	@touch $@
 
@@ -28,4 +28,4 @@ bench: setup ## measure against peers and limits, in one run; writes benchmarks/
 	$(PY) -m benchmarks
 
 clean: ## remove what building and testing left (not runs/)
-	rm -rf build dist *.egg-info netlab/links/_relay*.so netlab/links/_relay.c .pytest_cache .mypy_cache .ruff_cache
+	rm -rf build dist *.egg-info netlab/hosts/netlab-init netlab/links/_relay*.so netlab/links/_relay.c .pytest_cache .mypy_cache .ruff_cache

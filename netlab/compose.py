@@ -24,7 +24,7 @@ from netlab.topology import Worker
 IMAGE = "${NETLAB_IMAGE:-netlab-cpdp}"
 """Ours unless the environment of docker compose names another."""
 
-SOCKET_FOLDER = "/run/netlab"
+SOCKET_FOLDER = "/run/netlab-control"
 HOME = "/work"
 PROFILE = f"{HOME}/profile.yaml"
 PRIVILEGE: dict[str, Any] = {

@@ -123,7 +123,7 @@ def test_what_a_profile_says_about_hosts_is_in_the_file() -> None:
     document = yaml.safe_load(render(Render(rendered(text), ("true",), "said")))
     a, b = document["services"]["a-0"], document["services"]["b-0"]
     assert a["image"] == "mine"
-    assert a["entrypoint"] == ["/run/netlab/netlab-init"]
+    assert a["entrypoint"] == ["/run/netlab-control/netlab-init"]
     assert a["volumes"][-1] == "./d:/d:ro"
     assert (a["cpuset"], a["cpus"], a["mem_limit"], a["memswap_limit"]) == ("0-1", 1.5, 1 << 30, 1 << 30)
     assert a["environment"] == {"PRICE": "5$$"}
@@ -191,7 +191,7 @@ def test_a_rendered_file_builds_the_network_runs_the_job_and_stores_the_results(
     done = up(tmp_path, render(Render(rendered(PLAIN), command, "said", "p.yaml")), machine_image)
     printed = (done.stdout + done.stderr).decode()
     assert done.returncode == 0, printed
-    assert "attached to 2 containers that came to /run/netlab/lab.sock" in printed
+    assert "attached to 2 containers that came to /run/netlab-control/lab.sock" in printed
     for worker in ("a-0", "b-0"):
         assert f"{worker} | I {worker} /work" in printed, printed
     record = json.loads((tmp_path / "runs" / "job" / "network.json").read_text())
