@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from cpdp.errors import StrategyError
 from cpdp.strategies.averaging import Share, mean_of
 from cpdp.strategies.base import Parameter
 
@@ -32,7 +33,14 @@ class LocalState:
     """The state of one optimizer under one of the three policies."""
 
     def __init__(self, policy: str, optimizer: torch.optim.Optimizer, collectives: Collectives) -> None:
-        """`policy` is one of LOCAL_BUFFERS' choices."""
+        """`policy` is one of LOCAL_BUFFERS' choices. Raises StrategyError for state that a replay only stands for."""
+        from cpdp.compute import InertOptimizer
+
+        if policy == "average" and isinstance(optimizer, InertOptimizer):
+            raise StrategyError(
+                "buffers=average exchanges the optimizer's state, and a replayed workload's optimizer has none whose "
+                "bytes could travel; use buffers=reset or keep, or a workload that trains"
+            )
         self._policy = policy
         self._optimizer = optimizer
         self._collectives = collectives

@@ -70,8 +70,8 @@ class LearningRate:
         self._strategy = strategy
 
     def now(self) -> list[float]:
-        """The learning rate of each parameter group."""
-        return [float(group["lr"]) for group in self._optimizer.param_groups]
+        """The learning rate of each parameter group; 1 for an optimizer that has none, as that of a replayed model."""
+        return [float(group.get("lr", 1.0)) for group in self._optimizer.param_groups]
 
     def ratio_since(self, before: list[float] | None) -> float:
         """now / before. 1 when there was no boundary before this one."""

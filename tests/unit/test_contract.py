@@ -11,6 +11,7 @@ from torch import nn
 
 import cpdp
 from cpdp import strategies
+from cpdp.compute import InertOptimizer
 from cpdp.errors import StrategyError
 from cpdp.exposure import break_down
 from cpdp.recorder import StepRecorder
@@ -178,6 +179,24 @@ def test_the_state_of_another_strategy_or_model_is_refused(strategy):
     run = Run(strategy)
     with pytest.raises(StrategyError, match="another strategy's"):
         run.model.load_training_state({"steps": 3, "strategy": {"nonsense": []}})
+
+
+@pytest.mark.parametrize("strategy", [spec for spec in SPECS if "average" not in spec and "adacomm" not in spec])
+def test_every_strategy_runs_with_the_optimizer_of_a_replayed_workload(strategy):
+    net = network(torch.float32)
+    optimizer = InertOptimizer(net.parameters())
+    model = cpdp.DataParallel(net, optimizer, strategy, steps_per_epoch=10)
+    for number in range(7):
+        x, y = batch(0, number, torch.float32)
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    model.close()
+
+
+def test_averaging_the_state_of_a_replayed_optimizer_is_refused():
+    net = network(torch.float32)
+    with pytest.raises(StrategyError, match="a replayed workload's optimizer has none"):
+        cpdp.DataParallel(net, InertOptimizer(net.parameters()), "slowmo:buffers=average")
 
 
 MODELS = {  # copies of the parameters that a strategy keeps beside the model, gradients and optimizer state
