@@ -19,6 +19,7 @@ import yaml
 
 from cpdp import strategies, workloads
 from cpdp.errors import ExperimentError, StrategyError, WorkloadError
+from cpdp.workloads import optimizers
 from netlab import (
     DocumentError,
     Duration,
@@ -48,7 +49,7 @@ _PHASE = (
     "seed", "optimizer", "gloo_contexts", "timeout", "limit", "target_accuracy",
 )  # fmt: skip
 _HINTS = {"k": "a period belongs to a strategy, like localsgd:k=2", "warmup": "write warmup_steps"}
-_OPTIMIZER = ("name", "lr", "momentum", "weight_decay", "nesterov")
+_OPTIMIZER = ("name", "lr", "momentum", "weight_decay", "nesterov", "beta1", "beta2", "eps")
 SGD: Mapping[str, Any] = {"name": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4}
 """The optimizer of a phase that names none: the CPDP paper's."""
 
@@ -286,12 +287,17 @@ def _optimizer(fields: Fields) -> Json:
     given = fields.fields("optimizer", _OPTIMIZER)
     if given is None:
         return dict(SGD)
-    numbers = {key: given.number(key, 0, 1e6) for key in ("lr", "momentum", "weight_decay")}
+    numbers = {key: given.number(key, 0, 1e6) for key in _OPTIMIZER if key not in ("name", "nesterov")}
     chosen: dict[str, Any] = {"name": given.string("name") or "sgd"}
     default = dict(SGD) if chosen["name"] == "sgd" else {}
     nesterov = given.boolean("nesterov")
     chosen = {**default, **chosen, **{key: value for key, value in numbers.items() if value is not None}}
-    return {**chosen, **({} if nesterov is None else {"nesterov": nesterov})}
+    chosen |= {} if nesterov is None else {"nesterov": nesterov}
+    try:
+        optimizers.complete(chosen)
+    except WorkloadError as error:
+        fields.fault("optimizer", str(error))
+    return chosen
 
 
 def _strategies(fields: Fields) -> tuple[Json, ...] | None:

@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cpdp.errors import WorkloadError
-
 Batch = Any
 
 
@@ -50,17 +48,3 @@ class Workload(ABC):
     def reports_loss(self) -> bool:
         """Whether the loss means anything."""
         return True
-
-
-def sgd(parameters: Iterator[nn.Parameter], options: Mapping[str, Any]) -> torch.optim.Optimizer:
-    """SGD from an experiment's optimizer mapping. Raises WorkloadError for what it does not know."""
-    known = {"name": "sgd", "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, "nesterov": False}
-    if unknown := [key for key in options if key not in known]:
-        raise WorkloadError(f"optimizer: no option {unknown[0]!r}; valid: {', '.join(known)}")
-    chosen = {**known, **options}
-    if chosen.pop("name") != "sgd":
-        raise WorkloadError(f"optimizer: {options['name']!r} is not supported by this version; supported: sgd")
-    try:
-        return torch.optim.SGD(parameters, **chosen)
-    except (TypeError, ValueError) as error:
-        raise WorkloadError(f"optimizer: {error}") from error

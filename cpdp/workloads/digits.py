@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from cpdp.errors import WorkloadError
-from cpdp.workloads.base import Batch, Place, Workload, sgd
+from cpdp.workloads import optimizers
+from cpdp.workloads.base import Batch, Place, Workload
 
 TEST_IMAGES = 360
 SPLIT_SEED = 0
@@ -56,8 +57,8 @@ class Digits(Workload):
         return cross_entropy(model(images), labels)
 
     def optimizer(self, options: Mapping[str, Any]) -> torch.optim.Optimizer:
-        """SGD with the experiment's options."""
-        return sgd(self.module.parameters(), options)
+        """The experiment's."""
+        return optimizers.make(self.module.parameters(), options)
 
     @torch.no_grad()
     def evaluate(self, module: nn.Module) -> tuple[float, float]:

@@ -3,6 +3,7 @@ reproducible.
 """
 
 import json
+import re
 import textwrap
 from collections import Counter
 
@@ -219,3 +220,17 @@ def test_an_unknown_experiment_names_the_shipped_ones():
 def test_an_experiment_made_from_flags_is_written_as_a_file_that_says_the_same():
     found = parse(GOOD.replace("seed: 7", "seed: 7\n    source: \"a: 'b' # c\""))
     assert experiment.parse(experiment.render(found), "exp.yaml") == found
+
+
+def test_an_optimizer_is_checked_with_its_line_before_anything_runs():
+    adamw = parse(GOOD.replace("epochs: 2", "epochs: 2, optimizer: {name: adamw, lr: 4e-4, beta2: 0.95}"))
+    assert adamw.phases[1].optimizer == {"name": "adamw", "lr": 4e-4, "beta2": 0.95}
+    wrong = {
+        "{name: adamw, momentum: 0.9}": "optimizer adamw: no option 'momentum'; valid: lr, weight_decay, beta1",
+        "{name: lion}": "optimizer: 'lion' does not exist here; valid: sgd, adam, adamw",
+        "{name: adam, beta1: 1}": "beta1: 1.0 is not allowed; a number from 0 to below 1",
+        "{momentum: 0, nesterov: true}": "nesterov: true needs a momentum above 0",
+    }
+    for text, message in wrong.items():
+        with pytest.raises(ExperimentError, match=r"optimizer.*" + re.escape(message)):
+            parse(GOOD.replace("epochs: 2", f"epochs: 2, optimizer: {text}"))
