@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import docker
+
 from benchmarks.result import Result
 from netlab import Lab, load_profile, parse_profile, plan, topology
 from netlab.hosts import creation, machine, order
