@@ -18,6 +18,17 @@ sites: {a: {workers: 1}, b: {workers: 1}}
 links: [{between: [a, b], rtt: 20ms, rate: 100mbit}]
 """
 
+MEASURING = ("lab", "netem", "docker")
+"""Suites whose tests measure real traffic and real processes."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What measures may be measured again, twice at most: a machine's busy moment passes, a fault does not."""
+    for item in items:
+        if item.path.relative_to(ROOT).parts[1] in MEASURING:
+            item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=2))
+
+
 Netlab = Callable[..., subprocess.CompletedProcess[bytes]]
 
 
