@@ -152,7 +152,7 @@ def length(intervals: Iterable[Interval]) -> int:
 
 
 def bytes_sent(kind: str, payload_bytes: int, world: int) -> int:
-    """Bytes that each of `world` ranks must at least send for one collective (papers.md section 9), headers
+    """Bytes that each of `world` ranks must at least send for one collective, headers
     not counted.
 
     A ring (and every bandwidth-optimal) all-reduce sends 2 (p - 1) / p of the tensor per rank, a

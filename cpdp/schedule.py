@@ -3,7 +3,7 @@
 Flow: strategies ask, `parallel.DataParallel` obeys. Steps are optimizer steps, never micro-batches, and are
 counted from 1. Within an epoch t runs from 1, so with period K the K-th, 2K-th, ... step of each epoch is a
 boundary; the last step of an epoch is one as well. T steps per epoch therefore have ceil(T / K) boundaries,
-which is the count that the CPDP paper gives (papers.md section 6).
+which is the count that the CPDP paper gives.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Every:
     """Synchronise every `period` steps of the whole run, after `warmup` steps that are all boundaries.
 
     Unlike `Periodic` it does not start anew in each epoch, so a period may be longer than one: the first boundary
-    after the warm-up is step warmup + period. Post-local SGD (papers.md section 3) is this with gradients averaged
+    after the warm-up is step warmup + period. Post-local SGD is this with gradients averaged
     during the warm-up.
     """
 
@@ -106,7 +106,7 @@ class Every:
 def adacomm_period(
     loss: float, first_loss: float, first_period: int, *, lr_ratio: float = 1.0, lr_power: float = 0.5
 ) -> int:
-    """AdaComm's rule: ceil(sqrt(F_l / F_0) (eta_0 / eta_l)^lr_power tau_0), at least 1 (papers.md section 1).
+    """AdaComm's rule: ceil(sqrt(F_l / F_0) (eta_0 / eta_l)^lr_power tau_0), at least 1.
 
     `lr_ratio` is eta_0 / eta_l. A power of 1/2 puts it under the root, which is the usable form; 3/2 is what the
     bound asks for (with it a sharp cut of the learning rate gave a period of 1000 and divergence); 0 ignores it.
@@ -137,7 +137,7 @@ def best_period(gap: float, delay: float, lr: float, smoothness: float, variance
     """The period that minimises AdaComm's bound after `duration`: sqrt(2 gap D / (eta^3 L^2 s^2 T)).
 
     `gap` is F_1 - F_inf, `delay` D and `duration` T are in the same unit of time. Derived from the paper's bound
-    (papers.md section 1); not rounded, so that a caller sees when it is below one.
+   ; not rounded, so that a caller sees when it is below one.
     """
     return math.sqrt(2 * gap * delay / (lr**3 * smoothness**2 * variance * duration))
 
@@ -156,7 +156,7 @@ def qsr_period(lr: float, alpha: float, base: int, *, power: float = 2.0, remain
 
 
 def lupa_slope(steps: int, rounds: int, first_period: int) -> float:
-    """LUPA-SGD's a = 2 / (C + 1) x T / (C tau_0), for T steps in C rounds (papers.md section 7)."""
+    """LUPA-SGD's a = 2 / (C + 1) x T / (C tau_0), for T steps in C rounds."""
     return 2 / (rounds + 1) * steps / (rounds * first_period)
 
 
@@ -184,7 +184,7 @@ def adpsgd_period(previous: int, variance: float, lr: float, scale: float) -> in
 
     `variance` is the workers' mean squared distance from their mean at an averaging, `scale` its mean ratio to the
     learning rate during the warm-up: longer below 0.7 lr scale, shorter above 1.3 lr scale. These bounds were not
-    read in the paper (papers.md section 7 marks them as recalled).
+    read in the paper.
     """
     if variance < 0.7 * lr * scale:
         return previous + 1

@@ -71,7 +71,7 @@ class AdaComm(RoundStrategy):
 
     name = "adacomm"
     summary = "parameters averaged every tau steps; tau follows the root of the loss in intervals of wall time"
-    source = "Wang, Joshi, MLSys 2019 (arXiv 1810.08313); papers.md section 1"
+    source = "Wang, Joshi, MLSys 2019 (arXiv 1810.08313)"
     needs_loss = True
     parameters = (
         replace(PERIODIC[0], default=20, meaning="tau_0: the first period", aliases=("tau0", "k", "tau")),

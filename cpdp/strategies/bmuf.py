@@ -30,7 +30,7 @@ class Bmuf(RoundStrategy):
 
     name = "bmuf"
     summary = "the workers' mean update filtered by a block momentum every K steps, optionally Nesterov"
-    source = "Chen, Huo, ICASSP 2016; rule and defaults as in fairseq's bmuf.py; papers.md section 4"
+    source = "Chen, Huo, ICASSP 2016; rule and defaults as in fairseq's bmuf.py"
     parameters = (
         *whole_run(50),
         Parameter("block_momentum", float, 0.875, "BM; 1 - 1 / workers is usual", low=0, high=1, below_high=True,

@@ -21,7 +21,7 @@ class CoCoD(OverlappedStrategy):
     name = "cocod"
     aliases = ("cocod-sgd", "cocod_sgd")
     summary = "averages travel beneath the next K steps and are merged with the progress made meanwhile"
-    source = "Shen et al., IJCAI 2019; rule as in Overlap-Local-SGD's code; papers.md section 5"
+    source = "Shen et al., IJCAI 2019; rule as in Overlap-Local-SGD's code"
     parameters = whole_run(4)
 
     def _begin(self, to: Attachment) -> None:

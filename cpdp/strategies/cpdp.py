@@ -73,7 +73,7 @@ class Cpdp(Strategy):
 
     name = "cpdp"
     summary = "every K steps: gradient all-reduce, then parameter averaging with slow momentum"
-    source = "Ettifouri, Zbakh, Tadonki, arXiv 2607.21224v1 (2026); papers.md section 6"
+    source = "Ettifouri, Zbakh, Tadonki, arXiv 2607.21224v1 (2026)"
     parameters = (*PERIODIC, BETA, FUSED, DELAY, *BUCKETS)
 
     def attach(self, to: Attachment) -> nn.Module:

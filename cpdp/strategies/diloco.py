@@ -26,7 +26,7 @@ class DiLoCo(RoundStrategy):
 
     name = "diloco"
     summary = "every K inner steps an outer Nesterov step on the workers' mean update"
-    source = "Douillard et al., arXiv 2311.08105; outer rate and momentum as in OpenDiLoCo's code; papers.md section 5"
+    source = "Douillard et al., arXiv 2311.08105; outer rate and momentum as in OpenDiLoCo's code"
     parameters = (
         *whole_run(500),
         Parameter("outer_lr", float, 0.7, "eta", low=0, high=10),

@@ -43,7 +43,7 @@ class LocalSgd(RoundStrategy):
     name = "localsgd"
     aliases = ("local_sgd", "local-sgd", "pasgd")
     summary = "parameters averaged every K steps, no gradient exchange"
-    source = "Stich, Local SGD Converges Fast, ICLR 2019 (arXiv 1805.09767); papers.md sections 1 and 3"
+    source = "Stich, Local SGD Converges Fast, ICLR 2019 (arXiv 1805.09767)"
     parameters = PERIODIC
 
     def _schedule_for(self, to: Attachment) -> Schedule:

@@ -28,7 +28,7 @@ class OverlapLocalSgd(OverlappedStrategy):
     name = "overlap"
     aliases = ("overlap_local_sgd", "overlap-local-sgd", "overlaplocalsgd")
     summary = "workers pulled towards an anchor with momentum, which is averaged beneath the next K steps"
-    source = "Wang, Liang, Joshi, ICASSP 2020 (arXiv 2002.09539); rule as in the authors' code; papers.md section 5"
+    source = "Wang, Liang, Joshi, ICASSP 2020 (arXiv 2002.09539); rule as in the authors' code"
     parameters = (
         *whole_run(2),
         Parameter("alpha", float, 0.6, "a: strength of the pull; 0 leaves the workers alone", low=0, high=1),

@@ -33,7 +33,7 @@ class PostLocalSgd(RoundStrategy):
     name = "postlocal"
     aliases = ("post_local", "post-local", "postlocalsgd")
     summary = "gradients averaged in every step of a warm-up, then parameters averaged every K steps"
-    source = "Lin, Stich, Patel, Jaggi, ICLR 2020 (arXiv 1808.07217); papers.md section 3"
+    source = "Lin, Stich, Patel, Jaggi, ICLR 2020 (arXiv 1808.07217)"
     parameters = (
         *whole_run(16),
         Parameter("warmup_steps", int, 0, "W: steps with averaged gradients at the start", low=0, high=10**9,

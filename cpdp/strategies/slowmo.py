@@ -37,7 +37,7 @@ class SlowMo(RoundStrategy):
 
     name = "slowmo"
     summary = "parameters averaged every K steps, with a slow momentum rescaled by the learning rate"
-    source = "Wang, Tantia, Ballas, Rabbat, ICLR 2020 (arXiv 1910.00643); papers.md section 2"
+    source = "Wang, Tantia, Ballas, Rabbat, ICLR 2020 (arXiv 1910.00643)"
     parameters = (
         *whole_run(12),
         Parameter("alpha", float, 1.0, "slow learning rate", low=0, high=10),

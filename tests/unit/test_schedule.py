@@ -141,7 +141,7 @@ def test_paddles_variant_with_the_period_inside_the_root_is_the_same_rule_with_i
 
 
 def bound(period, gap, delay, lr, smoothness, variance, duration, compute=1.0):
-    """AdaComm's bound on the mean squared gradient after `duration` (papers.md section 1), one worker."""
+    """AdaComm's bound on the mean squared gradient after `duration`, one worker."""
     noise = lr * smoothness * variance + lr**2 * smoothness**2 * variance * (period - 1)
     return 2 * gap * (compute + delay / period) / (lr * duration) + noise
 
