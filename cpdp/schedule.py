@@ -136,8 +136,8 @@ def adacomm_next(previous: int, proposed: int, *, gamma: float = 0.5, longest: i
 def best_period(gap: float, delay: float, lr: float, smoothness: float, variance: float, duration: float) -> float:
     """The period that minimises AdaComm's bound after `duration`: sqrt(2 gap D / (eta^3 L^2 s^2 T)).
 
-    `gap` is F_1 - F_inf, `delay` D and `duration` T are in the same unit of time. Derived from the paper's bound
-   ; not rounded, so that a caller sees when it is below one.
+    `gap` is F_1 - F_inf, `delay` D and `duration` T are in the same unit of time. Derived from the paper's bound;
+    not rounded, so that a caller sees when it is below one.
     """
     return math.sqrt(2 * gap * delay / (lr**3 * smoothness**2 * variance * duration))
 
@@ -183,8 +183,8 @@ def adpsgd_period(previous: int, variance: float, lr: float, scale: float) -> in
     """ADPSGD (arXiv 2007.06134): one step longer where the workers differ little, one shorter where they differ much.
 
     `variance` is the workers' mean squared distance from their mean at an averaging, `scale` its mean ratio to the
-    learning rate during the warm-up: longer below 0.7 lr scale, shorter above 1.3 lr scale. These bounds were not
-    read in the paper.
+    learning rate during the warm-up: longer below 0.7 lr scale, shorter above 1.3 lr scale. These bounds were
+    not read in the paper, but taken from accounts of it.
     """
     if variance < 0.7 * lr * scale:
         return previous + 1
