@@ -35,6 +35,8 @@ _MODULES = {
     "ddp": ("cpdp.strategies.ddp", "Ddp"),
     "localsgd": ("cpdp.strategies.local_sgd", "LocalSgd"),
     "cpdp": ("cpdp.strategies.cpdp", "Cpdp"),
+    "cpdp-fused": ("cpdp.strategies.cpdp_fused", "CpdpFused"),
+    "cpdp-overlapped": ("cpdp.strategies.cpdp_overlapped", "CpdpOverlapped"),
     "postlocal": ("cpdp.strategies.post_local", "PostLocalSgd"),
     "slowmo": ("cpdp.strategies.slowmo", "SlowMo"),
     "bmuf": ("cpdp.strategies.bmuf", "Bmuf"),

@@ -8,7 +8,7 @@ This is the update of fairseq's implementation, in which the Nesterov look-ahead
 block begins (so its G is measured from there, and the look-ahead is part of the next block's history). It is not
 torch's Nesterov momentum on the mean update, which `diloco` takes. The learning rate plays no part: with a
 constant one and BLR = 1, plain BMUF is SlowMo with alpha = 1; with a decaying one SlowMo rescales its history and
-BMUF does not. CPDP without its gradient all-reduce (`cpdp:fused=true`) is BMUF with BM = beta, BLR = 1.
+BMUF does not. CPDP without its gradient all-reduce (`cpdp-fused`) is BMUF with BM = beta, BLR = 1.
 fairseq's warm-up iterations, in which nothing is exchanged, are not part of it.
 """
 

@@ -11,21 +11,7 @@ v, then v <- theta - reference: one pass less over memory, and beta = 0 gives th
 rounding. No learning-rate scaling; optimizer state stays local. The paper's warm-up epochs use K = 1 and it
 does not say whether (3) and (4) run then: here they do, K = 1 taken literally.
 
-Two variants of our own, each with its own option:
-
-*fused* leaves (1) out. For an optimizer whose step is linear in the gradient (SGD, with momentum and weight decay)
-the mean of the parameters after steps on local gradients is what it would be after steps on the averaged gradient,
-so one collective does the work of two. Equal: with plain SGD the parameters at every boundary; with momentum those at
-the first boundary, and the mean over the workers of their momentum buffers then. Not equal: each worker's own buffer
-(which holds its own last gradient instead of the mean one), hence what follows; and anything under an optimizer that
-is not linear in the gradient (Adam).
-
-*delay* d > 0 lets (3) travel beneath the next d local steps, and merges what arrives with the progress made meanwhile:
-
-    boundary: start_i <- theta_i, sent;      d steps later, or at the next boundary:
-    v <- beta v + (mean(start) - ref);   ref <- ref + v;   theta_i <- theta_i + (ref - start_i)
-
-Replicas then differ at all times, by the steps since the last boundary. beta = 0 and d = K, fused, is CoCoD-SGD.
+Variants of our own are `cpdp_fused` and `cpdp_overlapped`.
 
 Floating-point buffers (BatchNorm's running mean and variance) are averaged at boundaries without momentum,
 which could push a variance below zero. DDP's own broadcast of buffers is off.
@@ -34,7 +20,7 @@ which could push a variance below zero. DDP's own broadcast of buffers is off.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from cpdp.errors import StrategyError
 from cpdp.schedule import Periodic, Position
@@ -57,16 +43,6 @@ BETA = Parameter(
     in_label=True,
 )
 
-FUSED = Parameter("fused", bool, False, "leave out the gradient all-reduce: averaging the parameters implies it")
-DELAY = Parameter(
-    "delay",
-    int,
-    0,
-    "local steps beneath which the averaging travels before it is merged; at most the period; 0 waits for it",
-    low=0,
-    high=1_000_000,
-)
-
 
 class Cpdp(Strategy):
     """Averaged gradient, then reconciled parameters, at every boundary; local steps between."""
@@ -74,31 +50,28 @@ class Cpdp(Strategy):
     name = "cpdp"
     summary = "every K steps: gradient all-reduce, then parameter averaging with slow momentum"
     source = "Ettifouri, Zbakh, Tadonki, arXiv 2607.21224v1 (2026)"
-    parameters = (*PERIODIC, BETA, FUSED, DELAY, *BUCKETS)
+    parameters: ClassVar[tuple[Parameter, ...]] = (*PERIODIC, BETA, *BUCKETS)
 
     def attach(self, to: Attachment) -> nn.Module:
         """Lay the parameters out flat, wrap them in DDP and take the reference from rank 0's state."""
         from cpdp.flat import flatten, float_buffers, trained_parameters  # torch: not for `cpdp strategies`
-        from cpdp.strategies.late import Late
 
         values = self.values
         self._beta: float = values["beta"]
         self._schedule = Periodic(values["period"], values["warmup_epochs"], values["epoch_end"])
         self._schedule.check(to.steps_per_epoch)
-        if values["delay"] > values["period"]:
-            raise StrategyError(
-                f"cpdp: delay={values['delay']} is longer than period={values['period']}; at most a period, "
-                "because the next boundary needs what is on its way"
-            )
         self._collectives = to.collectives
         self._parameters = flatten(trained_parameters(to.module))
         self._buffers = flatten(float_buffers(to.module))
         to.collectives.broadcast([*to.module.parameters(), *to.module.buffers()], "start")
-        wrapped = to.module if values["fused"] else self._wrap(to)
+        wrapped = self._wrap(to) if self._reduces() else to.module
         self._reference = [buffer.data.clone() for buffer in self._parameters]
         self._velocity = [reference.new_zeros(reference.shape) for reference in self._reference]
-        self._late = Late(self._parameters, self._buffers, self._collectives) if values["delay"] else None
         return wrapped
+
+    def _reduces(self) -> bool:
+        """Whether a boundary averages the gradients."""
+        return True
 
     def _wrap(self, to: Attachment) -> nn.Module:
         return to.collectives.data_parallel(
@@ -109,18 +82,8 @@ class Cpdp(Strategy):
         )
 
     def reduces_gradients(self, at: Position) -> bool:
-        """At boundaries, unless it is fused."""
-        return self._schedule.boundary(at) and not self.values["fused"]
-
-    def equalises(self, at: Position) -> bool:
-        """At boundaries, unless the averaging travels on."""
-        return self._schedule.boundary(at) and self._late is None
-
-    def between(self, at: Position) -> None:
-        """Merge what was sent `delay` steps ago."""
-        if self._late is not None and self._late.due(at, self.values["delay"]):
-            self._merge()
-            self._collectives.recorder.switch(None)
+        """At boundaries."""
+        return self._schedule.boundary(at) and self._reduces()
 
     def boundary(self, at: Position) -> bool:
         """Every K-th step of an epoch, its last, and all of the warm-up."""
@@ -128,10 +91,6 @@ class Cpdp(Strategy):
 
     def synchronise(self, at: Position) -> None:
         """Average the buffers and reconcile the parameters, chunk by chunk as their sums arrive."""
-        if self._late is not None:
-            self._merge()
-            self._late.send(at)
-            return
         world = self._collectives.world
         averaged = [Share(b, "buffers", mean_of(b, world)) for b in self._buffers] if world > 1 else []
         reconciled = [
@@ -153,34 +112,19 @@ class Cpdp(Strategy):
 
         return update
 
-    def _merge(self) -> None:
-        """Reconcile what has travelled and add it to the local progress."""
-        assert self._late is not None, "there is nothing to merge without a delay"
-        rules = [
-            self._rule(sums, reference, velocity)
-            for sums, reference, velocity in zip(self._late.sums, self._reference, self._velocity, strict=True)
-        ]
-        self._late.merge(rules)
-
-    def finish(self) -> None:
-        """Wait for what is on its way."""
-        if self._late is not None:
-            self._late.wait()
-
     def state_dict(self) -> dict[str, Any]:
-        """The reference and the velocity, and with a delay what is on its way."""
-        late = {} if self._late is None else {"late": self._late.state_dict()}
-        return {"reference": list(self._reference), "velocity": list(self._velocity), **late}
+        """The reference and the velocity."""
+        return {"reference": list(self._reference), "velocity": list(self._velocity)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore both. Raises StrategyError when the number or size of the buffers differs."""
-        if list(state) != ["reference", "velocity", *([] if self._late is None else ["late"])]:
-            raise StrategyError(f"cpdp: the saved state is another strategy's: it has {', '.join(state) or 'nothing'}")
+        if list(state) != list(self.state_dict()):
+            raise StrategyError(
+                f"{self.name}: the saved state is another strategy's: it has {', '.join(state) or 'nothing'}"
+            )
         for key, own in (("reference", self._reference), ("velocity", self._velocity)):
             saved = state[key]
             if [t.shape for t in saved] != [t.shape for t in own]:
-                raise StrategyError(f"cpdp: saved {key} has other shapes than the model it is loaded into")
+                raise StrategyError(f"{self.name}: saved {key} has other shapes than the model it is loaded into")
             for target, tensor in zip(own, saved, strict=True):
                 target.copy_(tensor)
-        if self._late is not None:
-            self._late.load_state_dict(state["late"])

@@ -1,4 +1,4 @@
-"""A reconciliation that arrives late: what CPDP sends at a boundary and merges some local steps later."""
+"""A reconciliation that arrives late: what `cpdp_overlapped` sends at a boundary and merges some local steps later."""
 
 from __future__ import annotations
 
@@ -67,6 +67,6 @@ class Late:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore it. Raises StrategyError when shapes differ."""
-        restore("cpdp", "start", self._start, state["start"])
+        restore("cpdp-overlapped", "start", self._start, state["start"])
         self._sent_at = int(state["sent_at"])
-        self._wave.load_state_dict("cpdp", state["wave"])
+        self._wave.load_state_dict("cpdp-overlapped", state["wave"])

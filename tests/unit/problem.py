@@ -35,13 +35,15 @@ def log_cosh(residual):
 def optimizer_for(parameters, kind, lr):
     if kind == "adamw":
         return torch.optim.AdamW(parameters, lr=lr, weight_decay=0.01)
+    if kind == "decay":
+        return torch.optim.SGD(parameters, lr=lr, weight_decay=0.2)
     return torch.optim.SGD(parameters, lr=lr, momentum=float(kind))
 
 
 def train(rank, strategy, rates, *, optimizer="0.0", steps_per_epoch=None, alike=False, configure=None):
     """One rank's parameter vector after every step; `rates` are the learning rates, one a step.
 
-    `optimizer` is "adamw" or the momentum of SGD.
+    `optimizer` is "adamw", "decay" (SGD with weight decay) or the momentum of SGD.
     """
     net = nn.Linear(SIZE, 1, bias=False).double()
     with torch.no_grad():

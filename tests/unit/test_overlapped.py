@@ -70,7 +70,7 @@ def late_cpdp(world, period, beta, delay, *, fused):
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize(("beta", "delay"), [(0.3, 1), (0.3, 4), (0.6, 2)])
 def test_late_cpdp_merges_what_arrives_with_the_progress_made_meanwhile(beta, delay, fused):
-    strategy = f"cpdp:k=4,beta={beta},delay={delay},fused={fused},epoch_end=false"
+    strategy = f"cpdp-overlapped:k=4,beta={beta},delay={delay},fused={fused},epoch_end=false"
     assert_same(run_ranks(2, one, strategy, "0.8"), late_cpdp(2, 4, beta, delay, fused=fused))
 
 
@@ -80,18 +80,18 @@ def two(rank, first, second, optimizer, alike=False):
 
 
 def test_fused_cpdp_without_momentum_a_whole_period_late_is_cocod():
-    late = "cpdp:k=4,beta=0,fused=true,delay=4,epoch_end=false"
+    late = "cpdp-overlapped:k=4,beta=0,epoch_end=false"
     for a, b in run_ranks(3, two, late, "cocod:k=4", "0.8"):
         assert np.allclose(a, b, rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize("strategy", ["cocod:k=3", "cpdp:k=3,beta=0,delay=2,fused=true,epoch_end=false"])
+@pytest.mark.parametrize("strategy", ["cocod:k=3", "cpdp-overlapped:k=3,beta=0,delay=2,epoch_end=false"])
 def test_one_worker_that_overlaps_its_own_mean_trains_alone(strategy):
     ours, plain = two(0, strategy, "localsgd:k=3,epoch_end=false", "0.8")
     assert np.allclose(ours, plain, rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize("strategy", ["cocod:k=3", "cpdp:k=3,beta=0,delay=1,epoch_end=false"])
+@pytest.mark.parametrize("strategy", ["cocod:k=3", "cpdp-overlapped:k=3,beta=0,delay=1,fused=false,epoch_end=false"])
 def test_equal_data_on_all_workers_is_one_worker(strategy):
     for a, b in run_ranks(2, two, strategy, "ddp", "0.8", True):
         assert np.allclose(a, b, rtol=0, atol=1e-13)
@@ -99,20 +99,21 @@ def test_equal_data_on_all_workers_is_one_worker(strategy):
 
 def test_a_delay_beyond_the_period_is_refused():
     with pytest.raises(StrategyError, match="delay=5 is longer than period=4"):
-        train(0, "cpdp:k=4,delay=5,epoch_end=false", RATES)
+        train(0, "cpdp-overlapped:k=4,delay=5,epoch_end=false", RATES)
 
 
 # Fused reconciliation: what is equal and what is not.
 
-UNFUSED, FUSED = "cpdp:k=4,beta=0.3,epoch_end=false", "cpdp:k=4,beta=0.3,fused=true,epoch_end=false"
+UNFUSED, FUSED = "cpdp:k=4,beta=0.3,epoch_end=false", "cpdp-fused:k=4,beta=0.3,epoch_end=false"
 
 
 def at_boundaries(history):
     return history[3::4]
 
 
-def test_with_plain_sgd_fused_and_unfused_cpdp_agree_at_every_boundary():
-    for unfused, fused in run_ranks(3, two, UNFUSED, FUSED, "0.0"):
+@pytest.mark.parametrize("optimizer", ["0.0", "decay"])
+def test_with_plain_sgd_fused_and_unfused_cpdp_agree_at_every_boundary(optimizer):
+    for unfused, fused in run_ranks(3, two, UNFUSED, FUSED, optimizer):
         assert len(at_boundaries(fused)) == 5
         assert np.allclose(at_boundaries(unfused), at_boundaries(fused), rtol=0, atol=1e-13)
         assert np.allclose(unfused[:3], fused[:3], rtol=0, atol=0)  # local steps: the same, too
@@ -180,7 +181,7 @@ def bytes_of(rank, strategy):
     [
         (UNFUSED.replace("k=4", "k=2"), ["gradients", "parameters"]),
         (FUSED.replace("k=4", "k=2"), ["parameters"]),
-        ("cpdp:k=2,delay=1,fused=true,epoch_end=false", ["parameters"]),
+        ("cpdp-overlapped:k=2,delay=1,epoch_end=false", ["parameters"]),
         ("cocod:k=2", ["parameters"]),
         ("overlap:k=2", ["parameters"]),
     ],
@@ -193,7 +194,7 @@ def test_a_boundary_sends_one_model_per_collective(strategy, purposes):
 def late_peer(rank):
     """Rank 1 sends 200 ms late: for rank 0 the wave is under way during two steps and hidden beneath them."""
     events = []
-    _, opt, model = wire(rank, "cpdp:k=2,delay=2,fused=true,beta=0,epoch_end=false", events)
+    _, opt, model = wire(rank, "cpdp-overlapped:k=2,beta=0,epoch_end=false", events)
     for step in range(5):
         if step == 1 and rank == 1:
             time.sleep(0.2)
@@ -249,7 +250,7 @@ def running_means(rank, strategy):
     return seen
 
 
-@pytest.mark.parametrize("strategy", ["cocod:k=2", "cpdp:k=2,delay=2,fused=true,epoch_end=false"])
+@pytest.mark.parametrize("strategy", ["cocod:k=2", "cpdp-overlapped:k=2,epoch_end=false"])
 def test_running_statistics_become_the_mean_of_those_that_were_sent(strategy):
     for rank, seen in enumerate(run_ranks(2, running_means, strategy)):
         assert seen[1] == seen[2] == [1.0 + rank] * 2
