@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from itertools import chain, repeat
 from typing import Any
 
@@ -86,12 +87,19 @@ class Collectives:
         """
         if self.world == 1:
             return self if 0 in ranks else None
-        group = dist.new_group(list(ranks))
+        group = dist.new_group(list(ranks), timeout=self._timeout())
         if self.rank not in ranks:
             return None
         made = Collectives(self.recorder, chunk_bytes=self.chunk_bytes, group=group, scope=scope)
         self._parts.append(made)
         return made
+
+    def _timeout(self) -> timedelta | None:
+        """This group's time limit: torch would give a new group its own default, half an hour."""
+        group: Any = self._group or dist.group.WORLD
+        options = getattr(group._get_backend(torch.device("cpu")), "options", None)
+        limit: timedelta | None = getattr(options, "_timeout", None)
+        return limit
 
     def launch(self, flats: Sequence[tuple[Tensor, str]]) -> Flight:
         """Start to sum flat tensors, each with its purpose, over all ranks in place, and return at once.

@@ -1,6 +1,7 @@
 """Hierarchical averaging: its limits are DDP and Local SGD, and one copy per site crosses between sites."""
 
 import os
+from datetime import timedelta
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from ranks import run_ranks
 from torch import nn
 
 import cpdp
+from cpdp.collectives import Collectives
 from cpdp.errors import StrategyError
 from cpdp.events import Operation
 from cpdp.recorder import StepRecorder
@@ -102,3 +104,16 @@ def nowhere(rank):
 def test_every_worker_must_know_its_site():
     for said in run_ranks(2, nowhere):
         assert said.startswith("hierarchical: rank 1 does not know its site: NETLAB_SITE is not set")
+
+
+def limits(rank):
+    whole = Collectives()
+    part = whole.part([0, 1], "site.")
+    found = whole._timeout(), part and part._timeout()
+    whole.close()
+    return found
+
+
+def test_a_part_of_the_group_keeps_the_groups_time_limit():
+    thirty = timedelta(seconds=30)  # what `ranks` opens its groups with; torch's default would be 30 minutes
+    assert run_ranks(3, limits) == [(thirty, thirty), (thirty, thirty), (thirty, None)]
