@@ -216,6 +216,7 @@ def _phase(node: Node, problems: Problems, common: tuple[Json, ...] | None, seed
     own = _strategies(fields) if fields.has("strategies") else common
     if own is None and not fields.has("strategies"):
         fields.fault("strategies", "is missing, here and at the top of the file")
+    _check_losses(fields, kind, own or ())
     _check_length(fields, kind)
     return Phase(
         name=fields.string("name", pattern=_NAME, allowed=_NAME_RULE) or kind or "phase",
@@ -234,6 +235,14 @@ def _phase(node: Node, problems: Problems, common: tuple[Json, ...] | None, seed
         limit_s=_seconds(fields, "limit", 900.0),
         target_accuracy=fields.number("target_accuracy", 0, 1),
     )
+
+
+def _check_losses(fields: Fields, kind: str | None, chosen: Sequence[Json]) -> None:
+    """A replayed phase has no loss that a strategy could follow."""
+    for spec in chosen:
+        if kind == "replayed" and strategies.strategy_class(str(spec["name"])).needs_loss:
+            key = "strategies" if fields.has("strategies") else "kind"
+            fields.fault(key, f"{spec['name']} follows the training loss, and a replayed phase has none")
 
 
 def _seconds(fields: Fields, key: str, default: float) -> float:

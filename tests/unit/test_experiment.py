@@ -234,3 +234,13 @@ def test_an_optimizer_is_checked_with_its_line_before_anything_runs():
     for text, message in wrong.items():
         with pytest.raises(ExperimentError, match=r"optimizer.*" + re.escape(message)):
             parse(GOOD.replace("epochs: 2", f"epochs: 2, optimizer: {text}"))
+
+
+@pytest.mark.parametrize("where", ["the phase", "the top"])
+def test_a_strategy_that_follows_the_loss_is_refused_in_a_replayed_phase(where):
+    listed = "strategies: [adacomm], " if where == "the phase" else ""
+    text = GOOD.replace("kind: replayed", f"{listed}kind: replayed", 1)
+    if where == "the top":
+        text = re.sub(r"strategies: \[.*?\]", "strategies: [adacomm]", text, count=1, flags=re.S)
+    with pytest.raises(ExperimentError, match="adacomm follows the training loss, and a replayed phase has none"):
+        parse(text)
