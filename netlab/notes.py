@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import tempfile
 import time
 import uuid
@@ -17,6 +19,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from netlab import registry
 
 
 @dataclass(frozen=True)
@@ -31,13 +35,23 @@ class Notes:
 def folder() -> Iterator[str]:
     """A folder for notes that every worker can write to, whatever user its container gives it.
 
-    In the netlab service of a compose file it lies where the workers see the results' folder, too.
+    It lies among the user's labs, or, in the netlab service of a compose file, where the workers see the results. Its
+    name says whose it is, so that the next one removes what a killed command has left.
     """
     shared = Path("runs").absolute()
-    place = shared if os.environ.get("NETLAB_CONTROL") and shared.is_dir() else None
-    with tempfile.TemporaryDirectory(prefix="netlab-notes-", dir=place) as path:
+    base = shared if os.environ.get("NETLAB_CONTROL") and shared.is_dir() else registry.home()
+    _prune(base)
+    owner = f".notes-{os.getpid()}-{registry.start_ticks(os.getpid())}-"
+    with tempfile.TemporaryDirectory(prefix=owner, dir=base, ignore_cleanup_errors=True) as path:
         Path(path).chmod(0o1777)
         yield path
+
+
+def _prune(base: Path) -> None:
+    for path in sorted(base.iterdir()):
+        found = re.fullmatch(r"\.notes-(\d+)-(\d+)-\w+", path.name)
+        if found is not None and registry.start_ticks(int(found[1])) != int(found[2]):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def run_id() -> str:

@@ -71,8 +71,10 @@ def test_sigkill_of_the_owner_at_any_moment_leaves_nothing(
     most = 0
     for number in range(KILLS):
         with running(plain_profile, "--no-verify", "--", "sh", "-c", "sleep 600 & sleep 600") as process:
-            # Half of the kills while containers are being made, half when the command may be running in them.
-            time.sleep(moments.uniform(0.0, 1.0) if number % 2 else moments.uniform(0.8, 2.5))
+            # Half of the kills while all comes up, half from when there are containers until the command runs in them.
+            if number % 2:
+                assert settles(lambda: len(left()) > len(containers), 30)
+            time.sleep(moments.uniform(0.0, 1.0))
             most = max(most, len(left()) - len(containers))
             process.kill()
         assert settles(lambda: left() == containers), f"kill {number}: {left()}"
