@@ -123,13 +123,15 @@ _ROUNDING = 1e-9
 """So that a product which is a whole number in exact arithmetic is not raised to the next one."""
 
 
-def adacomm_next(previous: int, proposed: int, *, gamma: float = 0.5, longest: int | None = None) -> int:
+def adacomm_next(previous: int, proposed: int, *, gamma: float | None = 0.5, longest: int | None = None) -> int:
     """The period after `previous`: what the rule proposes where that is less, else gamma times the previous one.
 
     That is AdaComm's answer to a loss that has levelled off (saturation). The product is rounded down, so that
-    every gamma below 1 shortens a period, and never below 1; gamma = 1 keeps the previous period.
+    every gamma below 1 shortens a period, and never below 1; gamma = 1 keeps the previous period. None follows the
+    rule alone, which may lengthen the period when the learning rate falls: then `longest` is the cap on it.
     """
-    chosen = proposed if proposed < previous else max(1, math.floor(gamma * previous + _ROUNDING))
+    saturated = gamma is not None and proposed >= previous
+    chosen = max(1, math.floor((gamma or 0.0) * previous + _ROUNDING)) if saturated else proposed
     return chosen if longest is None else min(chosen, longest)
 
 

@@ -3,7 +3,7 @@
 Time is cut into intervals of T0 seconds. In the l-th of them workers average every tau_l steps:
 
     tau_l = ceil(sqrt(F_l / F_0) (eta_0 / eta_l)^p tau_0)      where that is less than tau_(l-1)
-    tau_l = gamma tau_(l-1)                                    otherwise (saturation)
+    tau_l = gamma tau_(l-1)                                    otherwise (saturation; `saturate=false`: always the rule)
 
 F is the training loss, eta the learning rate. Workers must agree on both and on when an interval is over, or they
 would wait for each other in different steps: at every boundary four numbers (time since the interval began, sum
@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from cpdp.errors import UsageError
+from cpdp.errors import StrategyError, UsageError
 from cpdp.schedule import Position, adacomm_next, adacomm_period
 from cpdp.strategies.averaging import Share, mean_of
 from cpdp.strategies.base import Attachment, Parameter
@@ -79,7 +79,8 @@ class AdaComm(RoundStrategy):
         Parameter("interval_steps", int, 0, "the same in steps; 0 means in seconds", low=0, high=10**9),
         Parameter("gamma", float, 0.5, "factor where the rule does not shorten the period; 1 keeps it", low=0, high=1),
         Parameter("lr_power", float, 0.5, "p: 0.5 usable, 1.5 the bound's, 0 ignores the learning rate", low=0, high=4),
-        Parameter("max_period", int, 1000, "no period is longer", low=1, high=1_000_000),
+        Parameter("saturate", bool, True, "never lengthen the period, and shorten it by gamma where the rule does not"),
+        Parameter("max_period", int, 1000, "cap on what the rule gives", low=1, high=1_000_000),
         Parameter("beta", float, 0.0, "block momentum; the paper's is 0.3", low=0, high=1, below_high=True,
                   in_label=True),
         replace(LOCAL_BUFFERS, default="reset"),
@@ -94,7 +95,9 @@ class AdaComm(RoundStrategy):
         return self._progress.period
 
     def _schedule_for(self, to: Attachment) -> Schedule:
-        first = min(self.values["period"], self.values["max_period"])
+        first, longest = self.values["period"], self.values["max_period"]
+        if first > longest:
+            raise StrategyError(f"adacomm: period={first} is longer than max_period={longest}")
         self._progress = _Progress(first, first)
         return self._progress
 
@@ -181,7 +184,8 @@ class AdaComm(RoundStrategy):
         proposed = adacomm_period(
             agreed.loss, progress.first_loss, values["period"], lr_ratio=ratio, lr_power=values["lr_power"]
         )
-        return adacomm_next(progress.period, proposed, gamma=values["gamma"], longest=values["max_period"])
+        gamma = values["gamma"] if values["saturate"] else None
+        return adacomm_next(progress.period, proposed, gamma=gamma, longest=values["max_period"])
 
     def state_dict(self) -> dict[str, Any]:
         """What is kept, the schedule's position, and how much of the interval is over."""

@@ -11,7 +11,7 @@ from torch import nn
 
 import cpdp
 from cpdp import strategies
-from cpdp.errors import UsageError
+from cpdp.errors import StrategyError, UsageError
 from cpdp.recorder import StepRecorder
 
 RATES = [0.2] * 20 + [0.05] * 20
@@ -26,7 +26,7 @@ def mean_loss(workers, step):
     return losses
 
 
-def adacomm(world, rates, tau0, interval, *, gamma=0.5, power=0.5, beta=0.0, momentum=0.0, cap=1000):
+def adacomm(world, rates, tau0, interval, *, gamma=0.5, power=0.5, beta=0.0, momentum=0.0, cap=1000, saturate=True):
     """The rule written from the paper, with intervals counted in steps; returns thetas and periods by step."""
     workers, history, periods = Workers(world, momentum), [], []
     x0, u = start(), np.zeros(SIZE)
@@ -45,7 +45,7 @@ def adacomm(world, rates, tau0, interval, *, gamma=0.5, power=0.5, beta=0.0, mom
                 first, lr0 = loss, lr
             elif n - interval_start >= interval:
                 new = math.ceil(math.sqrt(loss / first) * (lr0 / lr) ** power * tau0)
-                tau = min(cap, new if new < tau else max(1, math.floor(gamma * tau)))
+                tau = min(cap, new if new < tau or not saturate else max(1, math.floor(gamma * tau)))
                 interval_start = n
         history.append(list(workers.theta))
         periods.append(tau)
@@ -65,6 +65,7 @@ def train_adacomm(rank, strategy, momentum):
         ("tau0=8,interval_steps=1,gamma=0.8", "0.8", {"gamma": 0.8}),
         ("tau0=5,interval_steps=8,beta=0.3", "0.8", {"beta": 0.3}),
         ("tau0=4,interval_steps=4,lr_power=0,gamma=1", "0.0", {"power": 0.0, "gamma": 1.0}),
+        ("tau0=3,interval_steps=3,saturate=false,max_period=5", "0.0", {"saturate": False, "cap": 5}),
     ],
 )
 def test_adacomm_follows_its_rule_on_the_losses_of_all_workers(options, momentum, arguments):
@@ -146,11 +147,17 @@ def test_a_loss_that_is_no_number_leaves_the_period():
     assert worker.strategy.period == 2
 
 
-def test_no_period_exceeds_the_cap():
-    worker = Scripted(0, "tau0=50,max_period=3,interval_steps=1", tick=1)
-    for _ in range(6):
-        worker.step(1.0)
-    assert [event.n for event in worker.events if event.boundary] == [3, 6]
+def test_without_saturation_a_period_grows_with_the_loss_up_to_the_cap():
+    worker = Scripted(0, "tau0=2,max_period=5,interval_steps=1,saturate=false", tick=1)
+    for n in range(1, 15):
+        worker.step(1.0 if n <= 2 else 4.0 if n <= 4 else 100.0)
+    # sqrt(4 / 1) 2 = 4 after step 4, then sqrt(100) 2 = 20, capped at 5.
+    assert [event.n for event in worker.events if event.boundary] == [2, 4, 8, 13]
+
+
+def test_a_first_period_beyond_the_cap_is_refused():
+    with pytest.raises(StrategyError, match="period=50 is longer than max_period=3"):
+        Scripted(0, "tau0=50,max_period=3", tick=1)
 
 
 def test_a_loop_that_never_tells_its_loss_is_told_how():

@@ -119,6 +119,8 @@ def test_adacomm_has_no_period_for_losses_that_say_nothing(loss, first):
         (5, 9, 0.9, None, 4),
         (5, 9, 1.0, None, 5),
         (100, 60, 0.5, 16, 16),  # Paddle's cap
+        (5, 9, None, 16, 9),  # without saturation a period may grow
+        (5, 40, None, 16, 16),
     ],
 )
 def test_adacomm_halves_its_period_where_the_rule_no_longer_falls(previous, proposed, gamma, longest, chosen):
