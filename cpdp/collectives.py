@@ -210,7 +210,8 @@ class Collectives:
                 gradient_as_bucket_view=True,
             )
         if self.recorder.recording and not self._tap.hooked:
-            ddp.register_comm_hook(self, _reported_all_reduce)
+            # a lambda, because torch compares annotations and does not know postponed ones
+            ddp.register_comm_hook(self, lambda state, bucket: _reported_all_reduce(state, bucket))
         return ddp
 
     def _all_reduce(self, tensor: Tensor, purpose: str) -> Any:
@@ -226,8 +227,8 @@ class Collectives:
             raise self._lost(what, error) from error
 
     def _lost(self, what: str, error: RuntimeError) -> PeerLost:
-        doing = self.recorder.last_activity()
-        return PeerLost(f"rank {self.rank}, {doing}: {what} failed: {first_line(error)}")
+        where = self.recorder.whereabouts()
+        return PeerLost(f"rank {self.rank}, {where}: {what} failed: {first_line(error)}")
 
 
 class Flight:

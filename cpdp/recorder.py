@@ -101,9 +101,13 @@ class Recorder:
         """Time that belongs to no step. Only between steps."""
         yield
 
-    def last_activity(self) -> str:
-        """What the main thread was doing last, in words, for the message of a failure."""
+    def whereabouts(self) -> str:
+        """The step under way, in words, for the message of a failure."""
         return "an unrecorded step"
+
+    def last_activity(self) -> str:
+        """The step under way and the oldest collective without an end, in words, for the message of a failure."""
+        return self.whereabouts()
 
     def close(self) -> None:
         """Write what is still pending."""
@@ -165,9 +169,11 @@ class StepRecorder(Recorder):
 
     def end_step(self, n: int, epoch: int, *, boundary: bool) -> None:
         """Close the step with one mark, which starts the next, and write what can be written."""
-        self.switch(None)
-        step, now = self._step, self._since
-        step.end = now
+        now = self.clock.mark()
+        step = self._step
+        if self._phase is not None:
+            step.spans.append((self._phase, self._since, now))
+        self._phase, self._since, step.end = None, now, now
         step.facts = {"n": n, "epoch": epoch, "boundary": boundary, "warmup": n <= self._warmup_steps}
         self._unwritten.append(step)
         self._step = _RawStep(now)
@@ -184,10 +190,14 @@ class StepRecorder(Recorder):
         self._phase, self._since = None, self.clock.mark()
         self._step = _RawStep(self._since)
 
+    def whereabouts(self) -> str:
+        """Number of the step under way and of the last complete one."""
+        return f"step {self._last_n + 1} (last complete step: {self._last_n})"
+
     def last_activity(self) -> str:
         """Step, and the oldest collective without an end if there is one."""
         open_ops = [op for op in self._step.ops if op.finished is None]
-        where = f"step {self._last_n + 1} (last complete step: {self._last_n})"
+        where = self.whereabouts()
         if not open_ops:
             return f"{where}, no collective pending"
         first = open_ops[0]

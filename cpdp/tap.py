@@ -88,8 +88,11 @@ class Tap:
     def follow(self, operation: PendingOperation, work: Any) -> None:
         """Stamp the operation's end when its future completes."""
         recorder = self.recorder
-        done = work.get_future().then(lambda _: recorder.finish(operation))
-        operation.settle = lambda: done.wait() if work.is_completed() else None
+        # value() raises for a collective that failed: such a one is never finished
+        future = work.get_future()
+        stamped = future.then(lambda done: (done.value(), recorder.finish(operation)))
+        # the future, not the work, is what DDP waits for: the work says that it is complete a moment later
+        operation.settle = lambda: stamped.wait() if future.done() else None
 
     def _target(self) -> Any:
         return self._group or dist.group.WORLD

@@ -10,6 +10,8 @@ threads. Every strategy runs on the same group, so none has better connections t
 from __future__ import annotations
 
 import os
+import re
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -77,7 +79,31 @@ def _meeting_point(transport: Transport) -> str:
     return f"{os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}"
 
 
+_SOURCE = re.compile(r"^\[[^\]]*:[0-9]+\]\s*")
+_ADVICE = re.compile(r"\s*This is typically caused by.*")
+_ADDRESS = re.compile(r"\[([0-9A-Fa-f.:]+)\]:[0-9]+")
+_NETWORK = re.compile(
+    r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe|Timed out waiting|Application timeout|Socket", re.I
+)
+
+
+def is_network_failure(error: BaseException) -> bool:
+    """Whether an error that torch raised speaks of the network, not of the program: gloo raises plain RuntimeError."""
+    return isinstance(error, dist.DistError) or bool(_NETWORK.search(str(error)))
+
+
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text: torch appends C++ stack traces to its own."""
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
+    """What an error says in its first line, without gloo's file name and advice, and with the peer's name if known.
+
+    torch appends C++ stack traces to its own errors.
+    """
+    lines = str(error).strip().splitlines()
+    text = _ADVICE.sub("", _SOURCE.sub("", lines[0])) if lines else type(error).__name__
+    return _ADDRESS.sub(lambda found: _name_of(found[1]), text)
+
+
+def _name_of(address: str) -> str:
+    try:
+        return f"{socket.gethostbyaddr(address)[0]} [{address}]"
+    except OSError:
+        return f"[{address}]"

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -30,7 +31,7 @@ from cpdp.parallel import DataParallel
 from cpdp.recorder import StepRecorder
 from cpdp.schedule import position
 from cpdp.strategies import strategy_class
-from cpdp.transport import Transport, first_line, open_group
+from cpdp.transport import Transport, first_line, is_network_failure, open_group
 from cpdp.workloads import build
 from cpdp.workloads.base import Batch, Place, Workload
 
@@ -79,7 +80,11 @@ def run(cell: Cell, rank: int, world: int, writer: EventWriter) -> None:
     writer.write(_start_event(cell, rank, world))
     try:
         with open_group(transport, rank, world):
-            _Training(cell, Place(rank, world, cell.seed), writer).run()
+            training = _Training(cell, Place(rank, world, cell.seed), writer)
+            try:
+                training.run()
+            except RuntimeError as error:
+                raise training.explain(error) from error
     except CpdpError as error:
         writer.write(EndEvent(time.monotonic_ns(), ok=False, reason=str(error)))
         raise
@@ -111,10 +116,14 @@ class _Training:
         self.optimizer = self.workload.optimizer(cell.optimizer)
         self.recorder = StepRecorder(writer.write, warmup_steps=cell.warmup_steps)
         self._check_loss()
-        self.model = DataParallel(
+
+    @cached_property
+    def model(self) -> DataParallel:
+        """The module under its strategy, wrapped on first use: from then on all ranks act together."""
+        return DataParallel(
             self.workload.module,
             self.optimizer,
-            cell.strategy,
+            self.cell.strategy,
             steps_per_epoch=self.steps_per_epoch,
             recorder=self.recorder,
         )
@@ -139,11 +148,8 @@ class _Training:
         gc.freeze()  # what exists now is not searched again: a full collection would stop a timed step for tens of ms
         with self.recorder.paused():
             self.model.collectives.barrier()
-        try:
-            for batch in self._batches():
-                self._step(batch)
-        except RuntimeError as error:
-            raise self._explain(error) from error
+        for batch in self._batches():
+            self._step(batch)
         self.recorder.close()
         self.model.collectives.barrier()
         self.model.close()
@@ -184,12 +190,11 @@ class _Training:
         now = time.monotonic_ns()
         self.writer.write(EvalEvent(last.n, epoch, now, accuracy, loss, now - began, notes=(*first, *second)))
 
-    def _explain(self, error: RuntimeError) -> RuntimeError | CpdpError:
-        """A failure inside a collective that torch itself had issued, in words that name rank, step and
-        operation.
-        """
-        where = f"rank {self.place.rank}, {self.recorder.last_activity()}"
-        return PeerLost(f"{where}: {first_line(error)}")
+    def explain(self, error: RuntimeError) -> Exception:
+        """A failure inside a collective that torch itself issued, in words that name rank, step and operation."""
+        if not is_network_failure(error):
+            return error
+        return PeerLost(f"rank {self.place.rank}, {self.recorder.last_activity()}: {first_line(error)}")
 
 
 if __name__ == "__main__":
