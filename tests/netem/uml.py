@@ -62,7 +62,7 @@ def guest(argv: Sequence[str], *, cwd: Path, env: Mapping[str, str], timeout_s: 
     kernel = find_kernel()
     scratch = Path(tempfile.mkdtemp(prefix="netlab-uml-"))
     try:
-        needed = sorted({str(cwd), str(HERE), sys.prefix, sys.base_prefix})
+        needed = sorted({str(cwd), str(HERE.parents[1]), sys.prefix, sys.base_prefix})
         request = {"argv": list(argv), "cwd": str(cwd), "env": dict(env)}
         request |= {"modules": MODULES, "keep": [one for one in needed if one.startswith(IN_MEMORY)]}
         (scratch / "request.json").write_text(json.dumps(request))
