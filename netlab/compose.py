@@ -25,7 +25,7 @@ IMAGE = "${NETLAB_IMAGE:-netlab-cpdp}"
 """Ours unless the environment of docker compose names another."""
 
 SOCKET_FOLDER = "/run/netlab-control"
-HOME = "/work"
+HOME = "/lab"
 PROFILE = f"{HOME}/profile.yaml"
 PRIVILEGE: dict[str, Any] = {
     "pid": "host",  # to see the workers' processes, and by them their networks

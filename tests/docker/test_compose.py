@@ -140,8 +140,8 @@ def test_a_profile_of_one_s_own_is_mounted_where_the_command_looks_for_it(netlab
     done = netlab("compose", plain_profile, "--output", output)
     assert done.returncode == 0, done.stderr.decode()
     service = yaml.safe_load(output.read_text())["services"]["netlab"]
-    assert "../p.yaml:/work/profile.yaml:ro" in service["volumes"]
-    assert service["command"] == ["netlab", "verify", "/work/profile.yaml", "--hosts", "docker"]
+    assert "../p.yaml:/lab/profile.yaml:ro" in service["volumes"]
+    assert service["command"] == ["netlab", "verify", "/lab/profile.yaml", "--hosts", "docker"]
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +178,7 @@ def up(folder: Path, text: str, image: str) -> subprocess.CompletedProcess[bytes
         subprocess.run([*base, "down", "--volumes", "-t", "1"], capture_output=True, timeout=60, env=env, check=False)
 
 
-NETLAB_RUN = ("netlab", "run", "/work/profile.yaml", "--hosts", "docker")
+NETLAB_RUN = ("netlab", "run", "/lab/profile.yaml", "--hosts", "docker")
 
 
 @needs_compose
@@ -193,7 +193,7 @@ def test_a_rendered_file_builds_the_network_runs_the_job_and_stores_the_results(
     assert done.returncode == 0, printed
     assert "attached to 2 containers that came to /run/netlab-control/lab.sock" in printed
     for worker in ("a-0", "b-0"):
-        assert f"{worker} | I {worker} /work" in printed, printed
+        assert f"{worker} | I {worker} /lab" in printed, printed
     record = json.loads((tmp_path / "runs" / "job" / "network.json").read_text())
     assert record["ok"] is True
     assert record["verification"]["ok"] is True

@@ -183,7 +183,7 @@ def test_what_a_profile_says_about_hosts_holds_in_the_containers(
 
 def test_an_image_needs_neither_python_nor_ip_nor_netlab(tiny: str, netlab: Netlab, profile: Profile) -> None:
     path = profile(a=f", hosts: {{image: {tiny}, user: worker}}", b=f", hosts: {{image: '{tiny}:latest'}}")
-    script = "echo $OF_IMAGE $NETLAB_WORKER $HOME; id -u; ls -d /work /usr/bin/python3; cat /etc/hosts"
+    script = "echo $OF_IMAGE $NETLAB_WORKER $HOME; id -u; ls -d /lab /usr/bin/python3; cat /etc/hosts"
     # With the network measured first: from outside, since there is nothing in there to measure with.
     done = netlab("run", path, "--hosts", "docker", "--", "sh", "-c", script + "; true")
     assert done.returncode == 0, done.stderr.decode()
