@@ -225,7 +225,7 @@ class StepRecorder(Recorder):
         start = self.clock.resolve(raw.start)
         if end is None or start is None:
             return None
-        ops = tuple(self._resolve_operation(op) for op in raw.ops)
+        ops = tuple(self._resolve_operation(op, end) for op in raw.ops)
         spans: list[Span] = []
         for name, a, b in raw.spans:
             spans += split_reconcile(Span(name, self._time(a), self._time(b)), ops)
@@ -248,9 +248,11 @@ class StepRecorder(Recorder):
             raise AssertionError("a mark inside a finished step is still pending")
         return time_ns
 
-    def _resolve_operation(self, op: PendingOperation) -> Operation:
+    def _resolve_operation(self, op: PendingOperation, end: int) -> Operation:
         issued = self._time(op.issued)
         finished = self.clock.resolve(op.finished) if op.seen() else None
+        if finished is not None and not op.travels:
+            finished = min(finished, end)  # the step waited for it: only the stamp can be late, for want of the GIL
         if finished is not None and op.origin is not None:
             finished = max(finished, issued)  # it may have ended while its step did
         return Operation(op.kind, op.purpose, op.bytes, issued, finished)

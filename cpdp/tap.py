@@ -87,10 +87,13 @@ class Tap:
 
     def follow(self, operation: PendingOperation, work: Any) -> None:
         """Stamp the operation's end when its future completes."""
-        recorder = self.recorder
-        # value() raises for a collective that failed: such a one is never finished
+
+        def stamp(done: Any) -> None:
+            done.value()  # raises for a collective that failed: such a one is never finished
+            self.recorder.finish(operation)
+
         future = work.get_future()
-        stamped = future.then(lambda done: (done.value(), recorder.finish(operation)))
+        stamped = future.then(stamp)
         # the future, not the work, is what DDP waits for: the work says that it is complete a moment later
         operation.settle = lambda: stamped.wait() if future.done() else None
 
