@@ -15,7 +15,7 @@ from typing import Any
 
 import traffic
 from pyroute2 import IPRoute
-from traffic import Arrival as Arrival
+from traffic import Flood
 
 from netlab import namespaces as ns
 
@@ -132,14 +132,14 @@ def flood(
     ip_bytes: int,
     gap_s: float = 0.0,
     before: Callable[[int], None] | None = None,
-) -> list[Arrival]:
-    """Send `count` datagrams from one node to another, as traffic.send does; what arrived, in order of arrival."""
+) -> Flood:
+    """Send `count` datagrams from one node to another, as traffic.send does."""
     source, target = ends
     with chain.socket(target, socket.SOCK_DGRAM) as receiver, chain.socket(source, socket.SOCK_DGRAM) as sender:
         traffic.make_receiver(receiver, PORT)
         sender.connect((chain.address(target), PORT))
-        traffic.send(sender, count, ip_bytes, gap_s, before)
-        return list(traffic.arrivals(receiver))
+        sent = traffic.send(sender, count, ip_bytes, gap_s, before)
+        return Flood(sent, list(traffic.arrivals(receiver)))
 
 
 def tcp_goodput(chain: Chain, skip_s: float, seconds: float, watch: Callable[[], None] = lambda: None) -> float:

@@ -85,8 +85,9 @@ class StandIn(pytest.Item):
         """The stand-in for `item`, with its name, place and marks."""
         made: StandIn = cls.from_parent(item.parent, name=item.name)
         made.original, made.guest = item, guest
-        made.own_markers = list(item.iter_markers())
-        made.keywords.update(item.keywords)
+        # A result from inside is final there; asking for it again would not change it.
+        made.own_markers = [mark for mark in item.iter_markers() if mark.name != "flaky"]
+        made.keywords.update({name: value for name, value in item.keywords.items() if name != "flaky"})
         made.add_marker(pytest.mark.timeout(TIMEOUT_S + 30))
         return made
 

@@ -37,6 +37,19 @@ class Arrival:
         return (self.received - self.sent) / 1e6
 
 
+@dataclass(frozen=True)
+class Flood:
+    """When each datagram was sent, and what arrived, in order of arrival."""
+
+    sent: list[int]
+    arrivals: list[Arrival]
+
+    @property
+    def numbers(self) -> list[int]:
+        """Of what arrived."""
+        return [one.number for one in self.arrivals]
+
+
 def make_receiver(sock: socket.socket, port: int) -> None:
     """Bind, with room for a whole experiment."""
     sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)

@@ -19,8 +19,17 @@ from pathlib import Path
 
 _CLONE_NEWUSER, _CLONE_NEWPID = 0x10000000, 0x20000000
 _PR_SET_PDEATHSIG = 1
+_NICENESS = -15
 
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _ask_for_priority() -> None:
+    """A measurement must not lose its processor to whatever else runs. Where it is not allowed, it goes without."""
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
+    except PermissionError:
+        pass
 
 
 def _check(result: int, attempt: str) -> None:
@@ -56,6 +65,7 @@ def main(scratch: Path, command: list[str]) -> int:
     parent = os.getppid()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0), "prctl(PR_SET_PDEATHSIG)")
+    _ask_for_priority()
     uid, gid = os.getuid(), os.getgid()
     _check(_libc.unshare(_CLONE_NEWPID if uid == 0 else _CLONE_NEWPID | _CLONE_NEWUSER), "unshare")
     if uid != 0:
