@@ -75,8 +75,10 @@ class Tap:
     def purpose(self, purpose: str) -> Iterator[None]:
         """Say what the collectives issued inside the block carry."""
         before, self._purpose = self._purpose, purpose
-        yield
-        self._purpose = before
+        try:
+            yield
+        finally:
+            self._purpose = before
 
     def note(self, work: Any, kind: str, purpose: str, size: int) -> None:
         """Report an operation that was just issued, where no hook did."""
