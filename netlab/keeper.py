@@ -19,7 +19,7 @@ from netlab import namespaces as ns
 from netlab import wire
 from netlab.errors import NetlabError, UserError
 from netlab.executor import Executor
-from netlab.hosts import Host, LaunchOptions, Program
+from netlab.hosts import Host, LaunchOptions, Program, realtime
 from netlab.hosts.container import ContainerHost
 from netlab.hosts.process import ProcessHost
 from netlab.impairment import Impairment
@@ -63,6 +63,8 @@ class Keeper:
         self._held += tie
         self._executor.choices += notes
         self._details = {"caretaker": caretaker, "attached": caretaker is None}
+        if caretaker is None:
+            realtime.leave_group(_STAGE)
 
     def build(self, plan: Plan, why: str) -> dict[str, Any]:
         """Build the lab; returns what was chosen on the way."""

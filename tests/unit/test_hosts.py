@@ -12,6 +12,7 @@ from netlab.hosts.clean import judge
 from netlab.hosts.engine import Engine, EngineError, unfit
 from netlab.hosts.machine import Bind, Machine
 from netlab.hosts.order import Order, Owner, Wanted, place
+from netlab.hosts.realtime import group_of_cpu
 from netlab.hosts.settings import HostSettings, Volume
 from netlab.units import Size
 
@@ -249,3 +250,9 @@ def test_kills_for_memory_are_found_with_both_versions_of_cgroups():
     assert [str(path) for path in oom.files(two)] == ["/sys/fs/cgroup/system.slice/docker-x.scope/memory.events"]
     assert oom.count("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n") == 2
     assert oom.count("low 0\nhigh 0\nmax 31\noom 3\noom_kill 3\noom_group_kill 0\n") == 3
+
+
+def test_the_cpu_group_is_found_among_all_controllers():
+    assert group_of_cpu("9:name=systemd:/d/x\n4:cpu,cpuacct:/d/x\n0::/d/x\n") == ("cpu,cpuacct", "/d/x")
+    assert group_of_cpu("3:cpuset:/d/x\n1:cpu:/\n0::/d/x\n") is None
+    assert group_of_cpu("0::/system.slice/docker-x.scope\n") is None
