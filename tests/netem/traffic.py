@@ -114,9 +114,9 @@ def _send(address: str, port: int, count: int, ip_bytes: int, gap_s: float) -> N
             except (TimeoutError, ConnectionRefusedError):
                 time.sleep(0.02)  # the receiver is not there yet
         sock.settimeout(None)
-        time.sleep(0.3)  # whatever answers are still under way
+        time.sleep(0.1)  # whatever answers are still under way
         sock.send(b"begin")
-        time.sleep(0.2)
+        time.sleep(0.1)
         json.dump(send(sock, count, ip_bytes, gap_s), sys.stdout)
 
 

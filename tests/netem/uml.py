@@ -33,6 +33,10 @@ class GuestError(Exception):
     """The kernel could not be started, did not end in time, or left no result. The text includes its last words."""
 
 
+class NotInstalledError(GuestError):
+    """There is no such kernel on this machine."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """How a command inside ended. `scratch` is only there while the `guest` block lasts."""
@@ -43,12 +47,14 @@ class Outcome:
 
 
 def find_kernel() -> str:
-    """Path of the kernel's program. Raises GuestError saying how to get it."""
+    """Path of the kernel's program. Raises NotInstalledError saying how to get it."""
     if platform.machine() != "x86_64":
-        raise GuestError(f"no user-mode kernel for {platform.machine()}: these tests need a kernel with sch_netem here")
+        raise NotInstalledError(
+            f"no user-mode kernel for {platform.machine()}: these tests need a kernel with sch_netem here"
+        )
     kernel = shutil.which("linux.uml")
     if kernel is None or not Path("/usr/lib/uml/modules").is_dir():
-        raise GuestError("user-mode Linux is not installed: apt-get install user-mode-linux (make setup does)")
+        raise NotInstalledError("user-mode Linux is not installed: apt-get install user-mode-linux (make setup does)")
     return kernel
 
 
