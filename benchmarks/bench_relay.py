@@ -40,7 +40,7 @@ def _core(result: Result) -> None:
         binary = Path(folder) / "core"
         sources = [str(CORE / name) for name in SOURCES]
         program = str(Path(__file__).with_name("relay_core.c"))
-        subprocess.run(["gcc", "-O2", "-pthread", f"-I{CORE}", "-o", str(binary), program, *sources], check=True)
+        subprocess.run(["gcc", "-O2", "-pthread", f"-I{CORE}", "-o", str(binary), program, *sources, "-lm"], check=True)
         rates = [float(subprocess.check_output([str(binary)]).split()[0]) for _ in range(3)]
     result.add("pure core", max(rates) / 1e6, "M packets/s", "84 wire bytes, rate and delay, best of 3", low=1.2)
 
@@ -109,7 +109,7 @@ def _capped(result: Result) -> None:
     how = "iperf3, 1 flow, 16.6 ms RTT, first second left out"
     result.add("TCP goodput at 1 Gbit/s", rate, "Gbit/s", f"{how}; 0.9415 is the most", low=0.92, high=0.9415)
     late = (forward.lateness_quantile(0.99) or 0) / MS
-    result.add("lateness p99 at 1 Gbit/s", late, "ms", "relay's own histogram, link full", high=0.4)
+    result.add("lateness p99 at 1 Gbit/s", late, "ms", "relay's own histogram, link full", high=1.0)
     result.add("thread's processor share", forward.cpu_ns / 4e9, "cores", "relay thread that carries the data")
 
 

@@ -18,12 +18,12 @@ static uint64_t clock_ns(void)
 
 int main(void)
 {
+    static struct nl_link link;
     static struct nl_packet packets[WINDOW];
     const struct nl_params params = {.delay_ns = 100000, .rate_bps = 1000000000, .queue_bytes = 100000,
                                      .overhead = 38, .min_frame = 84};
-    struct nl_link link;
     uint64_t taken = 0, started = clock_ns();
-    nl_link_init(&link, &params);
+    nl_link_init(&link, &params, NULL);
     for (uint64_t i = 0; i < PACKETS; i++) {
         struct nl_packet *packet = &packets[i % WINDOW]; /* 126 in flight at most: free again by then */
         packet->length = 64;

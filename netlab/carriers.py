@@ -44,15 +44,6 @@ def unsupported_by_netem(topology: Topology, *, seeded: bool = True) -> str | No
     return None
 
 
-def unsupported_by_relay(topology: Topology) -> str | None:
-    """Why our relay cannot carry this topology, or None."""
-    for name, impairment in _states(topology):
-        reason = relay_reason(impairment)
-        if reason is not None:
-            return f"{name}: {reason}"
-    return None
-
-
 def _states(topology: Topology) -> Iterator[tuple[str, Impairment]]:
     """Every state that a direction has: at the start, and then as far as the schedule can be foreseen."""
     for joint in topology.joints:
@@ -62,24 +53,12 @@ def _states(topology: Topology) -> Iterator[tuple[str, Impairment]]:
         yield carried(topology, link, way, impairment)
 
 
-def relay_reason(impairment: Impairment) -> str | None:
-    """Why the relay cannot give a direction this state, or None."""
-    effects = ("jitter", "loss", "duplicate", "reorder", "corrupt", "codel")
-    asked = [effect for effect in effects if getattr(impairment, effect) is not None]
-    if not impairment.up:
-        asked.append("state down")
-    return f"the relay of this version has no {', '.join(asked)}" if asked else None
-
-
 def choose(wanted: Literal["auto", "relay", "netem"], topology: Topology) -> tuple[Carrier, str]:
     """The carrier to use and the reason in words. Raises PlanError when what was demanded is not possible here."""
     if wanted == "relay":
         works, why = probe_relay()
         if not works:
             raise PlanError(f"carrier relay is not available on this machine: {why}")
-        problem = unsupported_by_relay(topology)
-        if problem is not None:
-            raise PlanError(f"carrier relay cannot carry this profile: {problem}")
         return "relay", "as asked"
     works, why = netem.probe()
     problem = unsupported_by_netem(topology) if works else None
@@ -95,7 +74,6 @@ def choose(wanted: Literal["auto", "relay", "netem"], topology: Topology) -> tup
     if works and problem is None:
         return "netem", "this kernel has sch_netem"
     relay_works, relay_why = probe_relay()
-    relay_problem = unsupported_by_relay(topology) if relay_works else relay_why
-    if relay_problem is not None:
-        raise PlanError(f"no carrier can carry this profile here: netem: {problem or why}; relay: {relay_problem}")
+    if not relay_works:
+        raise PlanError(f"no carrier can carry this profile here: netem: {problem or why}; relay: {relay_why}")
     return "relay", f"netem cannot: {problem}" if problem else "this kernel has no sch_netem (netlab doctor says more)"

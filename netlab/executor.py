@@ -18,20 +18,16 @@ from typing import Any
 from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
-from netlab import carriers
 from netlab import namespaces as ns
 from netlab import operations as p
-from netlab.errors import NetlabError, PlanError
+from netlab.errors import NetlabError
 from netlab.impairment import Impairment
 from netlab.links import netem, tun
-from netlab.links.relay import Direction, Relay
+from netlab.links.relay import Direction, Effects, Relay
 from netlab.links.relay_stats import DirectionStats
 from netlab.plan import Plan
 
 _TUNSETPERSIST = 0x400454CB
-
-TXQUEUELEN = 50_000
-"""Packets that wait in a TUN device for the relay; a burst that overflowed it would be a drop that nobody asked for."""
 
 
 class ExecutionError(NetlabError):
@@ -53,6 +49,7 @@ class Executor:
         self._netlink: dict[str, IPRoute] = {}
         self._index: dict[tuple[str, str], int] = {}
         self._tun: dict[tuple[str, str], int] = {}
+        self._offload: dict[tuple[str, str], bool] = {}
         self._directions: list[Direction] = []
         self._shapes: dict[str, p.Shape] = {}
         self.impairments: dict[str, Impairment] = {}
@@ -94,11 +91,8 @@ class Executor:
             self._set_netem(shape, impairment)
             moment = time.monotonic_ns()
         else:
-            reason = carriers.relay_reason(impairment)
-            if reason is not None:
-                raise PlanError(f"{direction}: {reason}")
             number = list(self._shapes).index(direction)
-            moment = self.relay.change(f"d{number}", **_relayed(impairment))
+            moment = self.relay.change(f"d{number}", **_relayed(impairment, shape.mtu))
         self.impairments[direction] = impairment
         return moment
 
@@ -167,12 +161,13 @@ class Executor:
     def _(self, op: p.MakeTun) -> None:
         with self.enter(op.node):
             fd = self._tun[op.node, op.interface] = tun.open_tun(op.interface, layer=op.layer, offload=op.offload)
+        self._offload[op.node, op.interface] = op.offload
         # Otherwise the relay's end would remove its devices one by one, 20 ms each: a persistent device goes with its
         # namespace instead, all of them at once, and the namespace goes with this process (a container's may stay).
         if op.node not in self.adopted:
             fcntl.ioctl(fd, _TUNSETPERSIST, 1)
         index = self._find(op.node, op.interface)
-        self._netlink[op.node].link("set", index=index, mtu=op.mtu, txqlen=TXQUEUELEN, state="up")
+        self._netlink[op.node].link("set", index=index, mtu=op.mtu, txqlen=tun.TX_QUEUE_LENGTH, state="up")
 
     @apply.register
     def _(self, op: p.AttachPort) -> None:
@@ -220,9 +215,10 @@ class Executor:
                 in_fd=self._tun[op.node, op.interface],
                 out_fd=self._tun[op.to_node, op.to_interface],
                 layer=op.layer,
+                offload=self._offload[op.node, op.interface],
                 overhead=op.impairment.overhead,
                 min_frame=op.impairment.min_frame,
-                **_relayed(op.impairment),
+                **_relayed(op.impairment, op.mtu),
             )
         )
 
@@ -279,7 +275,7 @@ class Executor:
             self.choices.append(note)
 
 
-def _relayed(impairment: Impairment) -> dict[str, int]:
+def _relayed(impairment: Impairment, mtu: int) -> dict[str, Any]:
     """What the relay calls the parts of an impairment that can change while it runs."""
     queue = impairment.queue
     return {
@@ -287,4 +283,5 @@ def _relayed(impairment: Impairment) -> dict[str, int]:
         "rate_bps": impairment.rate.bps if impairment.rate else 0,
         "queue_bytes": (queue.bytes or 0) if queue else 0,
         "queue_packets": (queue.packets or 0) if queue else 0,
+        "effects": Effects.of(impairment, mtu),
     }

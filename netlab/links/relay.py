@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,24 +25,18 @@ import _cffi_backend
 
 from netlab.errors import NetlabError
 from netlab.links import _relay
+from netlab.links.relay_direction import CHANGEABLE, Direction
+from netlab.links.relay_model import Effects
 from netlab.links.relay_stats import DirectionStats, LatenessBuckets
-from netlab.links.tun import Layer
 
-__all__ = ["Direction", "DirectionStats", "Relay"]
+__all__ = ["Direction", "DirectionStats", "Effects", "Relay"]
 
 _ffi, _lib = _relay.ffi, _relay.lib
 
-MIB = 1 << 20
 START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 5.0
 CHANGE_TIMEOUT_S = 5.0
-ETHERNET_HEADER_BYTES = 14
-
-MEMORY_CAP_FLOOR = 64 * MIB
-MEMORY_CAP_CEILING = 2048 * MIB
-MEMORY_CAP_UNLIMITED_RATE = 1024 * MIB
-MEMORY_START_CEILING = 32 * MIB
-
+FIRST_TABLE = 1  # number of the jitter table that a direction starts with
 # Waking by a timer takes 20-100 us (the processor's idle state, in a virtual machine also the host's). A thread
 # therefore wakes up earlier by what it has lately taken, and spins; that costs little more than a late wake-up.
 # Measured on 2 cores with 8.3 ms one way: median lateness 22-57 us without, under 1 us with, idle or busy.
@@ -50,48 +44,6 @@ SPIN_CAP_NS = 100_000
 SPIN_PERMILLE = 100  # of a processor for each direction, and of the machine for all
 
 Scheduling = Literal["normal", "nice", "fifo"]
-
-
-@dataclass(frozen=True)
-class Direction:
-    """One direction of a link: where its packets come from and go to, and what happens to them between.
-
-    Descriptors are of TUN (layer "ip") or TAP (layer "ethernet") devices made by open_tun; they stay the caller's.
-    A queue limit of 0 is none; rate_bps 0 is no limit. wire bytes of a packet = its IP bytes + overhead, at
-    least min_frame.
-    """
-
-    name: str
-    in_fd: int
-    out_fd: int
-    delay_ns: int
-    rate_bps: int
-    queue_bytes: int
-    queue_packets: int
-    overhead: int
-    min_frame: int
-    layer: Layer = "ip"
-
-    def memory_cap(self) -> int:
-        """Return the most memory (bytes) that this direction may hold packets in; beyond it they are dropped,
-        counted.
-
-        Twice what the link can hold by its parameters (bandwidth x delay + queue), because small packets take
-        more room here than on the wire, within 64 MiB and 2 GiB. Without a rate nothing bounds what can be in
-        flight: 1 GiB.
-        """
-        if not self.rate_bps or not self.queue_bytes:
-            return MEMORY_CAP_UNLIMITED_RATE
-        return min(max(2 * self._held_bytes() + 16 * MIB, MEMORY_CAP_FLOOR), MEMORY_CAP_CEILING)
-
-    def memory_start(self) -> int:
-        """Return how much of it is made ready at the start, so that the first packets meet no page fault."""
-        if not self.rate_bps or not self.queue_bytes:
-            return 8 * MIB
-        return min(max(self._held_bytes(), 2 * MIB), MEMORY_START_CEILING)
-
-    def _held_bytes(self) -> int:
-        return self.rate_bps * self.delay_ns // 8_000_000_000 + self.queue_bytes
 
 
 class Relay:
@@ -113,6 +65,8 @@ class Relay:
         self._memory = memory
         self._wake_fds = wake_fds
         self._shared = _shared_of(memory)
+        self._tables = {direction.name: direction.jitter_table() for direction in directions}
+        self._table_numbers = FIRST_TABLE
 
     @classmethod
     def start(cls, directions: Sequence[Direction], *, realtime: bool = True) -> "Relay":
@@ -123,7 +77,11 @@ class Relay:
         to the thread that made it. Raises NetlabError when the process does not come up.
         """
         directions = tuple(directions)
-        _check(directions)
+        names = [direction.name for direction in directions]
+        if len(set(names)) != len(names):
+            raise NetlabError(f"two directions of one name: {', '.join(sorted(names))}")
+        for direction in directions:
+            direction.check()
         shared_fd = os.memfd_create("netlab-relay", os.MFD_CLOEXEC)
         try:
             memory = _make_shared(shared_fd, len(directions))
@@ -200,32 +158,42 @@ class Relay:
         """Return the counters of every direction, in the order given to start(). Also after the end."""
         return tuple(_stats_of(name, self._direction(index)) for name, index in self._index.items())
 
-    def change(self, name: str, **changes: int) -> int:
-        """Change delay_ns, rate_bps, queue_bytes or queue_packets of a direction while it carries traffic.
+    def change(self, name: str, **changes: Any) -> int:
+        """Change delay_ns, rate_bps, queue_bytes, queue_packets or effects of a direction while it carries traffic.
 
-        Nothing in flight is lost or reordered: what was sent keeps its release time, what waits is sent at
-        the new rate. Returns the CLOCK_MONOTONIC time (ns) from which the new values held. Raises NetlabError
-        when the direction is unknown or does not answer.
+        Nothing in flight is lost or reordered: what was sent keeps its release time, what waits is sent at the new
+        rate. Random sequences go on where they are. Returns the CLOCK_MONOTONIC time (ns) from which the new values
+        held. Raises NetlabError when the direction is unknown or does not answer.
         """
-        allowed = ("delay_ns", "rate_bps", "queue_bytes", "queue_packets")
-        unknown = sorted(set(changes) - set(allowed))
+        unknown = sorted(set(changes) - set(CHANGEABLE))
         if unknown or name not in self._index:
             raise NetlabError(
                 f"cannot change {name} {' '.join(unknown)}: directions are {', '.join(self._index)}; "
-                f"what can change is {', '.join(allowed)}"
+                f"what can change is {', '.join(CHANGEABLE)}"
             )
-        direction = replace(self._directions[name], **changes)  # type: ignore[arg-type]
-        _check((direction,))
+        direction = replace(self._directions[name], **changes)
+        direction.check()
+        held_since = self._publish(name, direction)
         self._directions[name] = direction
-        return self._publish(name, direction)
+        return held_since
 
     def _publish(self, name: str, direction: Direction) -> int:
         index = self._index[name]
         shared = self._direction(index)
-        params = _ffi.new("struct nl_params *")
-        _fill_params(params, direction)
-        _lib.nl_params_publish(shared, params, direction.memory_cap())
+        table, number = direction.jitter_table(), int(shared.params.jitter)
+        jitter = _ffi.NULL
+        if table is None:
+            number = 0
+        elif table != self._tables.get(name) or not number:
+            self._table_numbers += 1
+            number, jitter = self._table_numbers, _ffi.new("int64_t[]", table)
+            self._tables[name] = table
+        params = _ffi.new("struct nl_params *", direction.to_core(number))
+        _lib.nl_params_publish(shared, params, jitter, direction.memory_cap())
         os.eventfd_write(self._wake_fds[index], 1)
+        return self._await_answer(name, shared)
+
+    def _await_answer(self, name: str, shared: Any) -> int:
         deadline = time.monotonic() + CHANGE_TIMEOUT_S
         while _lib.nl_params_taken(shared) != shared.sequence:
             if not self.alive() or time.monotonic() > deadline:
@@ -246,27 +214,6 @@ class Relay:
         for fd in self._wake_fds:
             os.close(fd)
         self._wake_fds = ()
-
-
-def _check(directions: tuple[Direction, ...]) -> None:
-    """Refuse what the C core was not made for; profiles are checked long before."""
-    names = [direction.name for direction in directions]
-    if len(set(names)) != len(names):
-        raise NetlabError(f"two directions of one name: {', '.join(sorted(names))}")
-    for d in directions:
-        limits = {
-            "delay_ns": (d.delay_ns, 3_600_000_000_000),
-            "rate_bps": (d.rate_bps, 1_000_000_000_000),
-            "queue_bytes": (d.queue_bytes, 1 << 40),
-            "queue_packets": (d.queue_packets, 1 << 40),
-            "overhead": (d.overhead, 1024),
-            "min_frame": (d.min_frame, 65536),
-        }
-        for key, (value, most) in limits.items():
-            if not 0 <= value <= most:
-                raise NetlabError(f"{d.name}: {key} {value}: 0 to {most} is allowed")
-        if not 0 < len(d.name.encode()) < _lib.NL_NAME_BYTES:
-            raise NetlabError(f"direction name {d.name!r}: 1 to {_lib.NL_NAME_BYTES - 1} bytes are allowed")
 
 
 def _make_shared(fd: int, count: int) -> mmap.mmap:
@@ -294,17 +241,10 @@ def _fill_shared(
         target.in_fd, target.out_fd, target.wake_fd = direction.in_fd, direction.out_fd, wake_fd
         target.memory_cap_bytes = direction.memory_cap()
         target.memory_start_bytes = direction.memory_start()
-        _fill_params(target.params, direction)
-
-
-def _fill_params(params: Any, direction: Direction) -> None:
-    params.delay_ns = direction.delay_ns
-    params.rate_bps = direction.rate_bps
-    params.queue_bytes = direction.queue_bytes
-    params.queue_packets = direction.queue_packets
-    params.overhead = direction.overhead
-    params.min_frame = direction.min_frame
-    params.link_header = ETHERNET_HEADER_BYTES if direction.layer == "ethernet" else 0
+        table = direction.jitter_table()
+        if table:
+            target.jitter = table
+        target.params = direction.to_core(FIRST_TABLE if table else 0)
 
 
 def _descriptors(directions: tuple[Direction, ...], wake_fds: tuple[int, ...]) -> tuple[int, ...]:

@@ -13,13 +13,31 @@ from pathlib import Path
 from cffi import FFI
 
 CORE = Path(__file__).parent / "core"
-SOURCES = ("link.c", "histogram.c", "store.c", "stamps.c", "headers.c", "schedule.c", "pump.c", "relay.c")
+SOURCES = (
+    "link.c",
+    "measure.c",
+    "random.c",
+    "chain.c",
+    "jitter.c",
+    "codel.c",
+    "order.c",
+    "histogram.c",
+    "store.c",
+    "stamps.c",
+    "headers.c",
+    "offload.c",
+    "schedule.c",
+    "carry.c",
+    "pump.c",
+    "shared.c",
+    "relay.c",
+)
 WARNINGS = ("-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Wno-sign-conversion")
 
 
 def declarations(header: str) -> str:
     """Return the header text that cffi can parse: constants, structs and prototypes."""
-    number = re.compile(r"#define \w+ \d+$")
+    number = re.compile(r"#define \w+ \d+u?$")
     return "\n".join(line for line in header.splitlines() if line[:1] != "#" or number.match(line))
 
 
@@ -32,7 +50,7 @@ ffi.set_source(
     include_dirs=["netlab/links/core"],
     depends=[f"netlab/links/core/{path.name}" for path in sorted(CORE.glob("*.h"))],
     extra_compile_args=["-std=gnu11", "-O2", "-pthread", *WARNINGS],
-    extra_link_args=["-pthread"],
+    extra_link_args=["-pthread", "-lm"],
     py_limited_api=True,
 )
 

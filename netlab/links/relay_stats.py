@@ -29,6 +29,13 @@ class DirectionStats:
     bytes_out: int
     wire_bytes_out: int
     drops_queue: int  # by the modelled queue: part of the emulation
+    drops_codel: int  # by its management
+    drops_loss: int  # by the modelled loss
+    drops_down: int  # because the modelled link was down
+    copies: int  # made by modelled duplication: in packets_out, not in packets_in
+    corrupted: int
+    marked: int  # with "congestion experienced"
+    overtakers: int
     drops_device: int  # everything from here on is not: a run with such drops is not valid
     drops_memory: int
     drops_malformed: int

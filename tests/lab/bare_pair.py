@@ -11,10 +11,10 @@ import socket
 import struct
 import subprocess
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from netlab.links.relay import Direction, Relay
+from netlab.links.relay import Direction, Effects, Relay
 from netlab.links.tun import TX_QUEUE_LENGTH, open_tun
 from netlab.namespaces import CLONE_NEWNET, inside_network, open_current, unshare
 
@@ -37,6 +37,7 @@ class Shape:
     offload: bool = True
     layer: str = "ip"
     mtu: int = 1500
+    effects: Effects = field(default_factory=Effects)
 
 
 class BarePair:
@@ -82,6 +83,8 @@ class BarePair:
         for process in self._running:
             process.kill()
             process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
         if self.relay:
             self.relay.stop()
         for fd in self._spaces.values():
@@ -214,4 +217,6 @@ def _direction(name: str, in_fd: int, out_fd: int, shape: Shape) -> Direction:
         overhead=ETHERNET_OVERHEAD,
         min_frame=MIN_FRAME,
         layer=shape.layer,
+        offload=shape.offload,
+        effects=shape.effects,
     )

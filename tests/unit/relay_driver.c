@@ -2,6 +2,7 @@
  * failed one says where and ends the program. Datagram sockets stand in for TUN devices: one read, one packet. */
 #define _GNU_SOURCE
 #include "abi.h"
+#include "headers.h"
 #include "pump.h"
 #include "stamps.h"
 #include "store.h"
@@ -205,60 +206,59 @@ static void every_packet_lost_in_an_overrun_is_counted_once(void)
 
 /* ---- headers ---- */
 
-static void arbitrary_headers_are_parsed_within_the_packet(void)
+static uint16_t header_checksum(const uint8_t *ip)
 {
-    for (int round = 0; round < 200000; round++) {
-        size_t length = random_u64() % 120;
-        uint8_t *bytes = malloc(length + 1); /* the sanitizer watches its end */
-        for (size_t i = 0; i < length; i++)
-            bytes[i] = (uint8_t)random_u64();
-        uint64_t noise = random_u64();
-        struct virtio_net_hdr offload;
-        memcpy(&offload, &noise, sizeof noise);
-        offload.csum_start = (uint16_t)(random_u64() % 140);
-        struct nl_packet packet = {.length = (uint32_t)length};
-        if (nl_headers_parse(&offload, bytes, &packet) == 0)
-            CHECK(packet.header <= packet.length);
-        free(bytes);
+    uint32_t sum = 0;
+    for (int i = 0; i < 20; i += 2)
+        sum += i == 10 ? 0 : (uint32_t)(ip[i] << 8 | ip[i + 1]);
+    while (sum >> 16)
+        sum = (sum & 0xffff) + (sum >> 16);
+    return (uint16_t)~sum;
+}
+
+static void a_congestion_mark_keeps_the_checksum_right(void)
+{
+    for (int round = 0; round < 100000; round++) {
+        uint8_t ip[20];
+        for (int i = 0; i < 20; i++)
+            ip[i] = (uint8_t)random_u64();
+        ip[0] = 0x45;
+        uint16_t sum = header_checksum(ip);
+        ip[10] = (uint8_t)(sum >> 8);
+        ip[11] = (uint8_t)sum;
+        int capable = (ip[1] & 3) != 0;
+        CHECK(nl_ecn_capable(ip, sizeof ip) == capable);
+        nl_ecn_mark(ip, sizeof ip);
+        CHECK((ip[1] & 3) == (capable ? 3 : 0));
+        sum = header_checksum(ip);
+        CHECK(ip[10] == sum >> 8 && ip[11] == (sum & 0xff));
     }
 }
 
-/* ---- the model under random use ---- */
-
-static void the_model_gives_back_every_packet_it_took(void)
+static void only_whole_ip_headers_are_marked(void)
 {
-    enum { PACKETS = 2000 };
-    struct nl_packet *packets = calloc(PACKETS, sizeof *packets);
-    for (int round = 0; round < 200; round++) {
-        struct nl_params params = {.delay_ns = random_u64() % MS, .rate_bps = 1000 + random_u64() % 1000000000000u,
-                                   .queue_bytes = random_u64() % 100000, .queue_packets = random_u64() % 50,
-                                   .overhead = 38, .min_frame = 84};
-        struct nl_link link;
-        uint64_t now = random_u64() % ((uint64_t)1 << 62), accepted = 0, taken = 0, last = 0;
-        nl_link_init(&link, &params);
-        for (int i = 0; i < PACKETS; i++) {
-            packets[i] = (struct nl_packet){.length = (uint32_t)(random_u64() % 66000), .header = 40,
-                                            .gso_size = (uint32_t)(random_u64() % 3 * 700)};
-            accepted += nl_link_offer(&link, &packets[i], now) == NL_ACCEPT;
-            now += random_u64() % 100000;
-            struct nl_packet *due;
-            while ((due = nl_link_take(&link, now))) {
-                CHECK(due->release_ns >= last && due->release_ns <= now);
-                last = due->release_ns;
-                taken++;
-            }
-            if (random_u64() % 100 == 0) {
-                params.rate_bps = random_u64() % 4 ? random_u64() % 1000000000000u : 0;
-                params.delay_ns = random_u64() % MS;
-                nl_link_change(&link, &params, now);
-            }
-        }
-        while (nl_link_take(&link, UINT64_MAX - 1))
-            taken++;
-        CHECK(taken == accepted);
-        CHECK(nl_link_next(&link) == UINT64_MAX);
+    uint8_t ipv6[40] = {0x60, 0x10};
+    CHECK(nl_ecn_capable(ipv6, sizeof ipv6) && !nl_ecn_capable(ipv6, 39));
+    nl_ecn_mark(ipv6, sizeof ipv6);
+    CHECK(ipv6[0] == 0x60 && ipv6[1] == 0x30);
+    uint8_t other[40] = {0x10, 0xff};
+    CHECK(!nl_ecn_capable(other, sizeof other));
+}
+
+/* ---- the pure code under random use ---- */
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size); /* relay_fuzz.c */
+
+static void arbitrary_input_breaks_no_rule(void)
+{
+    uint8_t input[2048];
+    for (int round = 0; round < 4000; round++) {
+        size_t size = random_u64() % sizeof input;
+        uint64_t calm = random_u64() % 4; /* how many of the bytes are small */
+        for (size_t i = 0; i < size; i++)
+            input[i] = (uint8_t)(random_u64() % 4 < calm ? random_u64() % 8 : random_u64());
+        LLVMFuzzerTestOneInput(input, size);
     }
-    free(packets);
 }
 
 /* ---- the pump between two sockets ---- */
@@ -305,13 +305,16 @@ static void start_rig(struct rig *rig, struct nl_params params, uint64_t memory)
     CHECK(state_of(rig) == NL_RUNNING);
 }
 
-static void stop_rig(struct rig *rig)
+/* stats may be NULL. */
+static void stop_rig(struct rig *rig, struct nl_stats *stats)
 {
     uint64_t one = 1;
     __atomic_store_n(&rig->shared->stop, 1, __ATOMIC_RELAXED);
     CHECK(write(rig->direction->wake_fd, &one, sizeof one) == sizeof one);
     pthread_join(rig->thread, NULL);
     CHECK(state_of(rig) == NL_ENDED);
+    if (stats)
+        nl_stats_read(rig->direction, stats);
     close(rig->into);
     close(rig->from);
     close(rig->direction->in_fd);
@@ -357,10 +360,10 @@ static void the_pump_carries_packets_in_order_and_not_early(void)
         CHECK(clock_ns() - sent >= 20 * MS);
     }
     struct nl_stats stats;
-    nl_stats_read(rig.direction, &stats);
-    CHECK(stats.packets_in == 1000 && stats.packets_out == 1000 && stats.bytes_in == stats.bytes_out);
+    stop_rig(&rig, &stats);
+    CHECK(stats.packets_in == 1000);
+    CHECK(stats.packets_out == 1000 && stats.bytes_in == stats.bytes_out);
     CHECK(stats.drops_queue == 0 && stats.drops_memory == 0);
-    stop_rig(&rig);
 }
 
 static void a_change_reaches_a_sleeping_pump_and_loses_nothing(void)
@@ -372,13 +375,13 @@ static void a_change_reaches_a_sleeping_pump_and_loses_nothing(void)
     for (uint32_t i = 0; i < 10; i++)
         send_number(&rig, i, 1000); /* a second each at this rate */
     uint64_t one = 1, changed = clock_ns(), sequence = rig.direction->sequence;
-    nl_params_publish(rig.direction, &fast, 64 * NL_CHUNK_BYTES);
+    nl_params_publish(rig.direction, &fast, NULL, 64 * NL_CHUNK_BYTES);
     CHECK(write(rig.direction->wake_fd, &one, sizeof one) == sizeof one);
     for (uint32_t i = 0; i < 10; i++)
         CHECK(receive_number(&rig, 1000) == i);
     CHECK(clock_ns() - changed < 900 * MS);
     CHECK(nl_params_taken(rig.direction) == sequence + 2);
-    stop_rig(&rig);
+    stop_rig(&rig, NULL);
 }
 
 static void packets_beyond_the_memory_are_counted_not_held(void)
@@ -393,7 +396,7 @@ static void packets_beyond_the_memory_are_counted_not_held(void)
     } while (stats.packets_in + stats.drops_memory < 4000);
     CHECK(stats.drops_memory > 0 && stats.held_bytes_peak == NL_CHUNK_BYTES);
     CHECK(stats.packets_in > 1500 && stats.packets_in < 2000); /* 2 MiB less the room kept for a 64 KB read */
-    stop_rig(&rig);
+    stop_rig(&rig, NULL);
 }
 
 static void the_pump_ends_when_its_device_goes_away(void)
@@ -404,7 +407,7 @@ static void the_pump_ends_when_its_device_goes_away(void)
     while (state_of(&rig) != NL_ENDED)
         usleep(100);
     CHECK(rig.direction->ended_errno == ENODEV);
-    stop_rig(&rig);
+    stop_rig(&rig, NULL);
 }
 
 int main(void)
@@ -418,8 +421,9 @@ int main(void)
     lost_packets_of_equal_length_are_found_when_the_device_stays_empty();
     a_packet_on_its_way_into_the_device_is_not_lost();
     every_packet_lost_in_an_overrun_is_counted_once();
-    arbitrary_headers_are_parsed_within_the_packet();
-    the_model_gives_back_every_packet_it_took();
+    a_congestion_mark_keeps_the_checksum_right();
+    only_whole_ip_headers_are_marked();
+    arbitrary_input_breaks_no_rule();
     the_pump_carries_packets_in_order_and_not_early();
     a_change_reaches_a_sleeping_pump_and_loses_nothing();
     packets_beyond_the_memory_are_counted_not_held();

@@ -4,88 +4,23 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netlab.links import _relay
 from netlab.links.relay_stats import bucket_quantile
+from tests.unit.relay_link import NEVER, Link, ffi, lib
 from tests.unit.relay_reference import ReferenceLink
-
-ffi, lib = _relay.ffi, _relay.lib
 
 GBIT = 10**9
 MTU_WIRE = 1538  # 1500 IP bytes + 38 of Ethernet framing
-NEVER = 2**64 - 1
-
-
-def make_params(
-    delay_ns: int = 0,
-    rate_bps: int = 0,
-    queue_bytes: int = 0,
-    queue_packets: int = 0,
-    overhead: int = 38,
-    min_frame: int = 84,
-    link_header: int = 0,
-) -> Any:
-    return ffi.new(
-        "struct nl_params *",
-        {
-            "delay_ns": delay_ns,
-            "rate_bps": rate_bps,
-            "queue_bytes": queue_bytes,
-            "queue_packets": queue_packets,
-            "overhead": overhead,
-            "min_frame": min_frame,
-            "link_header": link_header,
-        },
-    )
-
-
-class Link:
-    """The C model, with packets that know their number."""
-
-    def __init__(self, **params: int) -> None:
-        self.params = dict(params)
-        self.link = ffi.new("struct nl_link *")
-        self._packets: list[Any] = []
-        lib.nl_link_init(self.link, make_params(**params))
-
-    def offer(self, at_ns: int, length: int = 1500, header: int = 0, gso_size: int = 0) -> bool:
-        fields = {"cookie": len(self._packets), "length": length, "header": header, "gso_size": gso_size}
-        packet = ffi.new("struct nl_packet *", fields)
-        self._packets.append(packet)
-        return bool(lib.nl_link_offer(self.link, packet, at_ns) == lib.NL_ACCEPT)
-
-    def take(self, at_ns: int) -> tuple[int, int] | None:
-        packet = lib.nl_link_take(self.link, at_ns)
-        return (packet.cookie, packet.release_ns) if packet != ffi.NULL else None
-
-    def take_all(self, at_ns: int = NEVER - 1) -> list[tuple[int, int]]:
-        taken = []
-        while one := self.take(at_ns):
-            taken.append(one)
-        return taken
-
-    def change(self, at_ns: int, **params: int) -> None:
-        self.params.update(params)
-        lib.nl_link_change(self.link, make_params(**self.params), at_ns)
-
-    def next(self) -> int:
-        return int(lib.nl_link_next(self.link))
-
-    def backlog(self, at_ns: int) -> tuple[int, int]:
-        wire, packets = ffi.new("uint64_t *"), ffi.new("uint64_t *")
-        lib.nl_link_backlog(self.link, at_ns, wire, packets)
-        return int(wire[0]), int(packets[0])
 
 
 def measure(length: int, header: int = 0, gso_size: int = 0, **params: int) -> tuple[int, int, int]:
     """(segments, wire bytes, IP bytes)."""
     packet = ffi.new("struct nl_packet *", {"length": length, "header": header, "gso_size": gso_size})
-    lib.nl_packet_measure(make_params(**params), packet)
+    lib.nl_packet_measure(ffi.new("struct nl_params *", {"overhead": 38, "min_frame": 84, **params}), packet)
     return packet.segments, packet.wire_bytes, packet.ip_bytes
 
 
@@ -352,9 +287,9 @@ def test_changes_neither_lose_nor_reorder_nor_hurry_packets(case, plan):
     for what, gap, size, change in plan:
         now += gap
         if what == "offer":
-            arrival[len(link._packets)] = now
+            arrival[len(link.packets)] = now
             if link.offer(now, size):
-                accepted.append(len(link._packets) - 1)
+                accepted.append(len(link.packets) - 1)
         elif what == "take":
             taken += link.take_all(now)
             assert all(release <= now for _, release in taken)

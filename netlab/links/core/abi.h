@@ -11,13 +11,32 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define NL_ABI_VERSION 1
+#define NL_ABI_VERSION 2
 #define NL_NAME_BYTES 64
 #define NL_BUCKETS_PER_OCTAVE 8
 #define NL_BUCKETS 320
-#define NL_DIRECTIONS_MAX 4096
+#define NL_WIRE_BYTES_MAX 536870912
+#define NL_STATES_MAX 4
+#define NL_MOVES 12
+#define NL_CERTAIN 9223372036854775808u
+#define NL_JITTER_TABLE 4096
+#define NL_JITTER_BINS 1024
+#define NL_NO_BIT 4294967295u
 
 /* ---- the model of one direction of a link (link.c): pure, no clock, no allocation, no system call ---- */
+
+/* A random event that may cluster (chain.c). Probabilities are in units of NL_CERTAIN = 2^63. */
+struct nl_chain {
+    uint32_t states;               /* 0: never */
+    uint32_t move_first;           /* the state moves, then the packet is judged; 0: the other way round */
+    uint64_t move[NL_MOVES];       /* from state i to at most state j: move[3 * i + j] */
+    uint64_t event[NL_STATES_MAX]; /* probability of the event in each state */
+};
+
+struct nl_chain_state {
+    uint64_t count; /* packets judged so far */
+    uint64_t state;
+};
 
 struct nl_params {
     uint64_t delay_ns;      /* propagation, one way */
@@ -27,48 +46,111 @@ struct nl_params {
     uint32_t overhead;      /* wire bytes per packet on top of its IP bytes */
     uint32_t min_frame;     /* wire bytes of the smallest packet */
     uint32_t link_header;   /* bytes of each packet that are link-layer header: 0 on TUN, 14 on TAP */
-    uint32_t spare;
+    uint32_t full_frame;    /* wire bytes of the largest packet: CoDel leaves that much alone */
+    uint32_t down;          /* drop what arrives */
+    uint32_t reorder_gap;   /* at most one packet in so many overtakes */
+    uint32_t jitter;        /* 0: none; else a number that changes whenever the table does */
+    uint32_t jitter_reorder; /* packets may overtake for jitter */
+    uint64_t jitter_correlation; /* of neighbouring packets, in units of NL_CERTAIN */
+    uint64_t codel_target_ns;
+    uint64_t codel_interval_ns; /* 0: no CoDel */
+    uint64_t codel_ecn;         /* mark instead of dropping, where the packet allows it */
+    uint64_t offload; /* enum nl_offload: what the in device is asked for */
+    uint64_t seed;
+    struct nl_chain duplicate, loss, corrupt, reorder;
+};
+
+enum nl_offload {
+    NL_OFFLOAD_AS_IS = 0,
+    NL_OFFLOAD_ON = 1,  /* units of up to 64 KB, checksums left open */
+    NL_OFFLOAD_OFF = 2, /* packet by packet */
 };
 
 struct nl_packet {
     struct nl_packet *next;
+    struct nl_packet *child; /* of packets that may overtake (order.c) */
+    uint64_t sequence;       /* order of coming */
     uint64_t arrival_ns;
     uint64_t release_ns;
-    uint64_t cookie;     /* the caller's; the model never reads it */
-    uint32_t length;     /* bytes as read from the device, all headers once */
-    uint32_t header;     /* of them, the headers that every segment repeats (0 when gso_size is 0) */
-    uint32_t gso_size;   /* payload bytes of each segment; 0: not an offloaded unit */
-    uint32_t segments;   /* the model's answer: packets that this unit stands for */
-    uint32_t wire_bytes; /* the model's answer: what they occupy on the link */
-    uint32_t ip_bytes;   /* the model's answer: their IP bytes */
+    uint64_t cookie;      /* the caller's; the model never reads it */
+    uint32_t length;      /* bytes as read from the device, all headers once */
+    uint32_t header;      /* of them, the headers that every segment repeats (0 when gso_size is 0) */
+    uint32_t gso_size;    /* payload bytes of each segment; 0: not an offloaded unit */
+    uint32_t ecn_capable; /* may be marked */
+    uint32_t segments;    /* the model's answer: packets that this unit stands for */
+    uint32_t wire_bytes;  /* the model's answer: what they occupy on the link */
+    uint32_t ip_bytes;    /* the model's answer: their IP bytes */
+    uint32_t corrupt_bit; /* the model's answer: flip this bit of the IP packet; NL_NO_BIT: none */
+    uint32_t marked;      /* the model's answer: set "congestion experienced" */
+    uint32_t overtakes;   /* the model's answer: it was let past the others */
 };
 
 enum nl_verdict {
     NL_ACCEPT = 0,
     NL_DROP_QUEUE = 1,
+    NL_DROP_LOSS = 2,
+};
+
+/* Deviations of the delay (jitter.c). Positions are in 1/256 ns. */
+struct nl_jitter {
+    int64_t table[NL_JITTER_TABLE];
+    int64_t edge[NL_JITTER_BINS + 1];
+    uint64_t density[NL_JITTER_BINS]; /* of uniform density: 65536 */
+    uint64_t hull[NL_JITTER_BINS];    /* with one peak, nowhere above the density */
+    uint32_t before[NL_JITTER_BINS + 1]; /* cells of the table below each bin */
+    uint32_t bins;
+    uint32_t top; /* where the hull is highest */
+    uint32_t started;
+    uint64_t count; /* packets so far */
+    uint64_t jumps;
+    uint64_t sent_ns; /* of the packet before */
+    int64_t position; /* its deviation */
+    uint64_t level;
+    uint32_t bin;
+    uint32_t speed;
+    double score; /* normal score of its deviation, if scored */
+    uint32_t scored;
+    uint32_t unused;
+};
+
+struct nl_codel {
+    uint64_t above_until_ns; /* since an interval before this, every packet has waited too long; 0: no */
+    uint64_t next_drop_ns;
+    uint64_t count, last_count;
+    uint64_t dropping;
 };
 
 struct nl_link {
     struct nl_params params;
-    uint64_t free_ns;         /* the transmitter is busy until free_ns + free_rem / rate_bps nanoseconds */
-    uint64_t free_rem;        /* in bit-nanoseconds per second: 0 <= free_rem < rate_bps */
-    uint64_t last_release_ns; /* releases never run backwards */
-    uint64_t prior_release_ns;       /* the same, before the packet in service */
-    struct nl_packet *in_service;    /* the packet whose last bit leaves at free_ns, while that is in the future */
-    uint32_t service_wire_bytes;     /* of the packet that was last in service */
+    uint64_t free_ns;          /* the transmitter is busy until free_ns + free_rem / rate_bps nanoseconds */
+    uint64_t free_rem;         /* in bit-nanoseconds per second: 0 <= free_rem < rate_bps */
+    uint64_t last_release_ns;  /* of packets that keep their order: releases never run backwards */
+    struct nl_packet *in_service; /* the packet whose last bit leaves at free_ns */
+    uint32_t service_wire_bytes;  /* of the packet that was last in service */
     uint32_t service_segments;
-    struct nl_packet *queue_head, *queue_tail;   /* accepted, not yet started */
-    struct nl_packet *flight_head, *flight_tail; /* started: their release times are fixed */
+    struct nl_packet *queue_head, *queue_tail;     /* accepted, not yet started */
+    struct nl_packet *flight_head, *flight_tail;   /* started: their release times are fixed */
+    struct nl_packet *loose;                       /* the same, of those that may overtake: the first of a heap */
+    struct nl_packet *dropped_head, *dropped_tail; /* by CoDel: to be given back */
     uint64_t queue_wire_bytes;
     uint64_t queue_packets;
-    uint64_t busy_ns; /* time given to serialization so far */
+    uint64_t busy_ns;  /* time given to serialization so far */
+    uint64_t sequence; /* packets sent so far */
+    uint64_t since_overtaking;
+    struct nl_chain_state duplicate, loss, corrupt, reorder;
+    struct nl_codel codel;
+    struct nl_jitter jitter;
 };
 
-void nl_link_init(struct nl_link *link, const struct nl_params *params);
-void nl_link_change(struct nl_link *link, const struct nl_params *params, uint64_t now_ns);
-int nl_link_offer(struct nl_link *link, struct nl_packet *packet, uint64_t now_ns);
+/* jitter is a table of NL_JITTER_TABLE deviations in ns, ascending; it may be NULL where params->jitter is 0, or in
+ * nl_link_change is the same number as before. */
+void nl_link_init(struct nl_link *link, const struct nl_params *params, const int64_t *jitter);
+void nl_link_change(struct nl_link *link, const struct nl_params *params, const int64_t *jitter, uint64_t now_ns);
+int nl_link_copies(struct nl_link *link);
+int nl_link_offer(struct nl_link *link, struct nl_packet *packet, uint64_t arrival_ns);
 uint64_t nl_link_next(const struct nl_link *link);
 struct nl_packet *nl_link_take(struct nl_link *link, uint64_t now_ns);
+struct nl_packet *nl_link_take_dropped(struct nl_link *link);
 void nl_link_backlog(const struct nl_link *link, uint64_t now_ns, uint64_t *wire_bytes, uint64_t *packets);
 void nl_packet_measure(const struct nl_params *params, struct nl_packet *packet);
 
@@ -97,6 +179,13 @@ struct nl_stats {
     uint64_t bytes_in, bytes_out;     /* IP bytes */
     uint64_t wire_bytes_out;
     uint64_t drops_queue;   /* the model's queue was full */
+    uint64_t drops_codel;   /* the model's queue management */
+    uint64_t drops_loss;    /* the model's loss */
+    uint64_t drops_down;    /* the modelled link was down */
+    uint64_t copies;        /* made by the model: they are not in packets_in */
+    uint64_t corrupted;     /* by the model, and so on */
+    uint64_t marked;
+    uint64_t overtakers;
     uint64_t drops_device;  /* lost by the kernel in the device's own queue before we could read them (if stamps) */
     uint64_t drops_memory;  /* no memory left for a packet that the model would have held: the run is not valid */
     uint64_t drops_malformed;  /* shorter than its headers say */
@@ -134,6 +223,7 @@ struct nl_direction {
     uint64_t taken;      /* the sequence whose params are in use */
     uint64_t taken_ns;   /* since when */
     struct nl_params params;
+    int64_t jitter[NL_JITTER_TABLE];
     struct nl_stats stats;
 };
 
@@ -148,9 +238,9 @@ struct nl_shared {
 
 size_t nl_shared_bytes(uint32_t directions);
 struct nl_direction *nl_shared_direction(struct nl_shared *shared, uint32_t index);
-void nl_params_publish(struct nl_direction *direction, const struct nl_params *params, uint64_t memory_cap_bytes);
-int nl_params_read(const struct nl_direction *direction, uint64_t *sequence, struct nl_params *params,
-                   uint64_t *memory_cap_bytes);
+/* jitter may be NULL where the table stays as it is. */
+void nl_params_publish(struct nl_direction *direction, const struct nl_params *params, const int64_t *jitter,
+                       uint64_t memory_cap_bytes);
 uint64_t nl_params_taken(const struct nl_direction *direction);
 void nl_stats_read(const struct nl_direction *direction, struct nl_stats *out);
 

@@ -1,7 +1,7 @@
 /* What the model must know of an offloaded unit: how many bytes of it are headers that each segment will repeat.
  *
  * The kernel's own hdr_len is only a hint (the linear part of its buffer), so the transport header is looked at. */
-#include "pump.h"
+#include "headers.h"
 
 #ifndef VIRTIO_NET_HDR_GSO_UDP_L4 /* kernel headers before 6.2 */
 #define VIRTIO_NET_HDR_GSO_UDP_L4 5
@@ -36,4 +36,49 @@ int nl_headers_parse(const struct virtio_net_hdr *offload, const uint8_t *bytes,
     packet->header = start + (uint32_t)transport;
     packet->gso_size = offload->gso_size;
     return 0;
+}
+
+/* ---- explicit congestion notification (RFC 3168) ---- */
+
+#define ECN_MASK 3
+#define IPV4_HEADER_BYTES 20
+#define IPV6_HEADER_BYTES 40
+
+/* The lowest bits of IPv4's second byte; in IPv6 they straddle the first two bytes. */
+static unsigned ecn_field(const uint8_t *ip, size_t length)
+{
+    if (length >= IPV4_HEADER_BYTES && ip[0] >> 4 == 4)
+        return ip[1] & ECN_MASK;
+    if (length >= IPV6_HEADER_BYTES && ip[0] >> 4 == 6)
+        return ip[1] >> 4 & ECN_MASK;
+    return 0;
+}
+
+int nl_ecn_capable(const uint8_t *ip, size_t length)
+{
+    return ecn_field(ip, length) != 0;
+}
+
+/* IPv4's checksum changes by as much as the word that holds the field (RFC 1624, equation 3). */
+static void mark_ipv4(uint8_t *ip)
+{
+    uint32_t before = (uint32_t)(ip[0] << 8 | ip[1]);
+    ip[1] |= ECN_MASK;
+    uint32_t after = (uint32_t)(ip[0] << 8 | ip[1]);
+    uint32_t sum = (uint32_t)(ip[10] << 8 | ip[11]);
+    sum = (~sum & 0xffff) + (~before & 0xffff) + after;
+    sum = (sum & 0xffff) + (sum >> 16);
+    sum = ~(sum + (sum >> 16));
+    ip[10] = (uint8_t)(sum >> 8);
+    ip[11] = (uint8_t)sum;
+}
+
+void nl_ecn_mark(uint8_t *ip, size_t length)
+{
+    if (!ecn_field(ip, length))
+        return;
+    if (ip[0] >> 4 == 4)
+        mark_ipv4(ip);
+    else
+        ip[1] |= ECN_MASK << 4;
 }

@@ -1,17 +1,67 @@
 /* One thread that carries one direction of a link: reads packets from a TUN or TAP device, holds each for as long as
- * the model says, writes it to the other device. */
+ * the model says, writes it to the other device. pump.c is the loop, carry.c the way of a packet. */
 #ifndef NETLAB_PUMP_H
 #define NETLAB_PUMP_H
 
 #include "abi.h"
+#include "schedule.h"
+#include "stamps.h"
+#include "store.h"
 
-#include <linux/virtio_net.h>
+struct nl_pump {
+    struct nl_shared *shared;
+    struct nl_direction *direction;
+    struct nl_stats *stats;
+    struct nl_link link;
+    struct nl_store store;
+    struct nl_stamps stamps;
+    struct nl_schedule schedule;
+    uint64_t sequence;        /* of the parameters in use */
+    uint64_t offload;         /* what the in device was last asked for */
+    uint64_t cpu_checked_ns;  /* when the thread's processor time was last read */
+    uint64_t margin_ns;       /* how much before a release to wake up: what waking has taken lately */
+    int64_t spin_credit_ns;   /* what may still be spent on spinning */
+    uint64_t spin_settled_ns; /* until when spinning is accounted for */
+    int spinning;
+    int woken; /* the next write is the first after a sleep */
+    int ended;
+};
 
 /* Run the direction until shared->stop or until a device goes away. Called in the thread that is to do it. */
 void nl_pump_run(struct nl_shared *shared, struct nl_direction *direction);
 
-/* Read the headers of a packet behind a virtio-net header into packet->header and packet->gso_size. length does not
- * count the virtio-net header. 0, or -1 when the packet is shorter than its headers say. */
-int nl_headers_parse(const struct virtio_net_hdr *offload, const uint8_t *bytes, struct nl_packet *packet);
+/* Write every packet that is due. */
+void nl_write_due(struct nl_pump *pump);
+
+/* Read until the device is empty, a packet is due, or a batch is full. 1 when anything was read. */
+int nl_read_batch(struct nl_pump *pump);
+
+/* ---- small things that both files need ---- */
+
+uint64_t nl_now_ns(void); /* CLOCK_MONOTONIC */
+
+/* Counters have one writer, this thread; the store is atomic so that a reader never sees half a number. */
+static inline void nl_set(uint64_t *counter, uint64_t value)
+{
+    __atomic_store_n(counter, value, __ATOMIC_RELAXED);
+}
+
+static inline void nl_add(uint64_t *counter, uint64_t amount)
+{
+    nl_set(counter, *counter + amount);
+}
+
+static inline void nl_raise(uint64_t *counter, uint64_t value)
+{
+    if (value > *counter)
+        nl_set(counter, value);
+}
+
+/* The thread is to end, for this errno. */
+static inline void nl_end(struct nl_pump *pump, int why)
+{
+    pump->ended = 1;
+    pump->direction->ended_errno = why;
+}
 
 #endif

@@ -15,7 +15,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define THREAD_STACK_BYTES ((size_t)256 << 10)
+#define THREAD_STACK_BYTES ((size_t)512 << 10)
 #define READY_POLL_MS 1
 
 struct worker {
@@ -23,58 +23,6 @@ struct worker {
     struct nl_shared *shared;
     struct nl_direction *direction;
 };
-
-size_t nl_shared_bytes(uint32_t directions)
-{
-    return sizeof(struct nl_shared) + directions * sizeof(struct nl_direction);
-}
-
-struct nl_direction *nl_shared_direction(struct nl_shared *shared, uint32_t index)
-{
-    return (struct nl_direction *)(void *)(shared + 1) + index;
-}
-
-/* The writer's half of the sequence lock; one writer. The reader must be woken afterwards. */
-void nl_params_publish(struct nl_direction *direction, const struct nl_params *params, uint64_t memory_cap_bytes)
-{
-    uint64_t sequence = direction->sequence;
-    __atomic_store_n(&direction->sequence, sequence + 1, __ATOMIC_RELAXED);
-    const uint64_t *from = (const uint64_t *)(const void *)params;
-    uint64_t *to = (uint64_t *)(void *)&direction->params;
-    for (size_t i = 0; i < sizeof *params / sizeof *to; i++)
-        __atomic_store_n(&to[i], from[i], __ATOMIC_RELEASE); /* never seen before the odd sequence */
-    __atomic_store_n(&direction->memory_cap_bytes, memory_cap_bytes, __ATOMIC_RELEASE);
-    __atomic_store_n(&direction->sequence, sequence + 2, __ATOMIC_RELEASE);
-}
-
-/* The reader's half: 1, or 0 while the writer is at it (it wakes the reader once more). */
-int nl_params_read(const struct nl_direction *direction, uint64_t *sequence, struct nl_params *params,
-                   uint64_t *memory_cap_bytes)
-{
-    uint64_t before = __atomic_load_n(&direction->sequence, __ATOMIC_ACQUIRE);
-    const uint64_t *from = (const uint64_t *)(const void *)&direction->params;
-    uint64_t *to = (uint64_t *)(void *)params;
-    for (size_t i = 0; i < sizeof *params / sizeof *to; i++)
-        to[i] = __atomic_load_n(&from[i], __ATOMIC_ACQUIRE); /* never later than the second look at the sequence */
-    *memory_cap_bytes = __atomic_load_n(&direction->memory_cap_bytes, __ATOMIC_ACQUIRE);
-    *sequence = before;
-    return !(before & 1) && __atomic_load_n(&direction->sequence, __ATOMIC_RELAXED) == before;
-}
-
-/* The sequence number of the parameters that the thread uses by now. */
-uint64_t nl_params_taken(const struct nl_direction *direction)
-{
-    return __atomic_load_n(&direction->taken, __ATOMIC_ACQUIRE);
-}
-
-/* Counters one by one, each whole; together they may straddle a packet. */
-void nl_stats_read(const struct nl_direction *direction, struct nl_stats *out)
-{
-    const uint64_t *from = (const uint64_t *)(const void *)&direction->stats;
-    uint64_t *to = (uint64_t *)(void *)out;
-    for (size_t i = 0; i < sizeof *out / sizeof *to; i++)
-        to[i] = __atomic_load_n(&from[i], __ATOMIC_RELAXED);
-}
 
 static void *run_worker(void *argument)
 {
