@@ -18,8 +18,12 @@ from pyroute2 import IPRoute
 from traffic import Flood
 
 from netlab import namespaces as ns
+from netlab.impairment import Impairment, Queue
+from netlab.links import netem
+from netlab.units import Delay, Rate
 
 PORT = 5001
+MTU = 1500
 
 
 @dataclass
@@ -178,3 +182,15 @@ def _drain(sock: socket.socket, seconds: float, watch: Callable[[], None] = lamb
         watch()
         received += len(sock.recv(1 << 20))
     return received
+
+
+def wan(delay_ms: float, bps: int | None = None, packets: int = 1000) -> Impairment:
+    """A direction with a queue of whole packets."""
+    rate = None if bps is None else Rate(bps)
+    return Impairment(Delay(round(delay_ms * 1e6)), rate, None if bps is None else Queue(packets=packets))
+
+
+def apply(chain: Chain, number: int, interface: str, impairment: Impairment) -> netem.Applied:
+    """Set on a node's interface."""
+    node = chain.nodes[number]
+    return netem.apply(node.netlink, node.index[interface], impairment, MTU)

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from xml.etree.ElementTree import ParseError
 
+import chain
 import junit_results
 import pytest
 import uml
@@ -43,6 +44,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     elif wanted and not config.option.collectonly and not runs_here():
         guest = Guest(config.rootpath, [item.nodeid for item in wanted])
         items[:] = [StandIn.of(item, guest) if item in wanted else item for item in items]
+
+
+@pytest.fixture
+def pair() -> Iterator[chain.Chain]:
+    """Two namespaces and a veth."""
+    with chain.chain(2) as made:
+        yield made
 
 
 class Guest:
