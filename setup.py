@@ -11,7 +11,7 @@ from setuptools import setup
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError, LinkError
 
-INIT_SOURCE = "netlab/hosts/core/init.c"
+INIT_SOURCES = ["netlab/hosts/core/init.c", "netlab/hosts/core/program.c"]
 WARNINGS = ["-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Wno-sign-conversion"]
 
 
@@ -25,7 +25,7 @@ class BuildNative(build_ext):
         folder.mkdir(parents=True, exist_ok=True)
         try:
             flags = ["-std=gnu11", "-O2", *WARNINGS]
-            objects = self.compiler.compile([INIT_SOURCE], output_dir=self.build_temp, extra_postargs=flags)
+            objects = self.compiler.compile(INIT_SOURCES, output_dir=self.build_temp, extra_postargs=flags)
             self.compiler.link_executable(objects, str(folder / "netlab-init"), extra_postargs=["-static", "-s"])
         except (CompileError, LinkError) as error:
             print(f"netlab-init is not built, --hosts docker will not work: {error}", file=sys.stderr)

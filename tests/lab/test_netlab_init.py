@@ -24,7 +24,7 @@ from tests.conftest import ROOT
 
 pytestmark = pytest.mark.lab
 
-SOURCE = ROOT / "netlab" / "hosts" / "core" / "init.c"
+SOURCES = sorted((ROOT / "netlab" / "hosts" / "core").glob("*.c"))
 FLAGS = ["-std=gnu11", "-g", "-O1", "-Wall", "-Wextra", "-Werror"]
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
 
@@ -35,7 +35,7 @@ def init(tmp_path_factory: pytest.TempPathFactory) -> Path:
     compiler = shutil.which("cc")
     assert compiler is not None
     built = tmp_path_factory.mktemp("init") / "netlab-init"
-    subprocess.run([compiler, *FLAGS, *SANITIZERS, "-o", str(built), str(SOURCE)], check=True, timeout=100)
+    subprocess.run([compiler, *FLAGS, *SANITIZERS, "-o", str(built), *map(str, SOURCES)], check=True, timeout=100)
     return built
 
 
