@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from netlab import namespaces
+
 USUAL = "unix:///var/run/docker.sock"
 
 
@@ -46,6 +48,9 @@ def private_engine(log_level: str = "warn") -> Iterator[str]:
         yield url
     finally:
         _stop(process, home)
+        for line in reversed(Path("/proc/mounts").read_text().splitlines()):
+            if line.split()[1].startswith(f"{home}/"):
+                namespaces.unmount(line.split()[1])
         shutil.rmtree(home)
 
 
