@@ -240,7 +240,7 @@ def _fill_shared(
         target.name = direction.name.encode()
         target.in_fd, target.out_fd, target.wake_fd = direction.in_fd, direction.out_fd, wake_fd
         target.memory_cap_bytes = direction.memory_cap()
-        target.memory_start_bytes = direction.memory_start()
+        target.memory_start_bytes = direction.memory_start(len(directions))
         table = direction.jitter_table()
         if table:
             target.jitter = table

@@ -23,6 +23,7 @@ SOURCES = (
     "order.c",
     "histogram.c",
     "store.c",
+    "provider.c",
     "stamps.c",
     "headers.c",
     "offload.c",

@@ -16,6 +16,7 @@ MEMORY_CAP_FLOOR = 64 * MIB
 MEMORY_CAP_CEILING = 2048 * MIB
 MEMORY_CAP_UNLIMITED_RATE = 1024 * MIB
 MEMORY_START_CEILING = 32 * MIB
+MEMORY_START_TOTAL = 256 * MIB
 ETHERNET_HEADER_BYTES = 14
 
 CHANGEABLE = ("delay_ns", "rate_bps", "queue_bytes", "queue_packets", "effects")
@@ -77,11 +78,16 @@ class Direction:
             return MEMORY_CAP_UNLIMITED_RATE
         return min(max(2 * self._held_bytes() + 16 * MIB, MEMORY_CAP_FLOOR), MEMORY_CAP_CEILING)
 
-    def memory_start(self) -> int:
-        """Return how much of it is made ready at the start, so that the first packets meet no page fault."""
+    def memory_start(self, directions: int) -> int:
+        """Return how much of it is made ready at the start, so that the first packets meet no page fault.
+
+        What the link can hold by its parameters, but all of the relay's `directions` together 256 MiB.
+        """
+        least = 2 * MIB
         if not self.rate_bps or not self.queue_bytes:
-            return 8 * MIB
-        return min(max(self._held_bytes(), 2 * MIB), MEMORY_START_CEILING)
+            return least
+        most = min(MEMORY_START_CEILING, MEMORY_START_TOTAL // directions)
+        return max(min(self._held_bytes(), most), least)
 
     def _held_bytes(self) -> int:
         return self.rate_bps * self.delay_ns // 8_000_000_000 + self.queue_bytes

@@ -52,7 +52,7 @@ static void packets_in_the_store_do_not_overlap(void)
     enum { HELD = 400 };
     struct held held[HELD] = {0};
     struct nl_store store;
-    CHECK(nl_store_open(&store, 0, 64 * NL_CHUNK_BYTES) == 0);
+    CHECK(nl_store_open(&store, 64 * NL_CHUNK_BYTES, -1) == 0);
     for (int round = 0; round < 40000; round++) {
         struct held *slot = &held[random_u64() % HELD];
         if (slot->bytes) {
@@ -82,7 +82,7 @@ static void packets_in_the_store_do_not_overlap(void)
 static void a_store_that_drains_uses_the_same_memory_again(void)
 {
     struct nl_store store;
-    CHECK(nl_store_open(&store, 0, 8 * NL_CHUNK_BYTES) == 0);
+    CHECK(nl_store_open(&store, 8 * NL_CHUNK_BYTES, -1) == 0);
     void *first = nl_store_reserve(&store, 1000);
     for (int i = 0; i < 10000; i++) {
         CHECK(nl_store_reserve(&store, 1000) == first);
@@ -97,7 +97,7 @@ static void a_store_ends_at_its_cap_and_recovers(void)
     struct nl_store store;
     struct nl_chunk *chunks[100];
     int count = 0;
-    CHECK(nl_store_open(&store, 0, 3 * NL_CHUNK_BYTES) == 0);
+    CHECK(nl_store_open(&store, 3 * NL_CHUNK_BYTES, -1) == 0);
     while (nl_store_reserve(&store, 100000)) {
         CHECK(count < 100);
         chunks[count++] = nl_store_commit(&store, 100000);
@@ -108,6 +108,31 @@ static void a_store_ends_at_its_cap_and_recovers(void)
         nl_store_free(&store, chunks[i]);
     CHECK(nl_store_reserve(&store, 100000) != NULL);
     nl_store_close(&store);
+}
+
+static void a_provider_brings_memory_before_it_is_needed(void)
+{
+    struct nl_provider provider;
+    struct nl_store store;
+    struct nl_chunk *chunks[400];
+    CHECK(nl_provider_open(&provider, 1) == 0 && nl_provider_start(&provider) == 0);
+    CHECK(nl_store_open(&store, 20 * NL_CHUNK_BYTES, provider.wake_fd) == 0);
+    nl_provider_serve(&provider, 0, &store);
+    nl_store_prepare(&store, 5 * NL_CHUNK_BYTES);
+    CHECK(store.mapped_bytes == 5 * NL_CHUNK_BYTES);
+    int count = 0;
+    for (; nl_store_reserve(&store, 100000) && count < 400; count++) {
+        chunks[count] = nl_store_commit(&store, 100000);
+        if (count % 20 == 0) /* in time or not, nothing is lost or handed out twice */
+            usleep(random_u64() % 2 ? 3000 : 1);
+    }
+    CHECK(count == 20 * (int)(NL_CHUNK_BYTES / 100032) || count == 400);
+    while (count--)
+        nl_store_free(&store, chunks[count]);
+    CHECK(store.in_use_bytes == 0 && store.mapped_bytes == 20 * NL_CHUNK_BYTES);
+    nl_provider_serve(&provider, 0, NULL);
+    nl_store_close(&store);
+    nl_provider_close(&provider);
 }
 
 /* ---- stamps ---- */
@@ -267,13 +292,14 @@ struct rig {
     struct nl_shared *shared;
     struct nl_direction *direction;
     int into, from; /* our ends */
+    struct nl_provider provider;
     pthread_t thread;
 };
 
 static void *pump_thread(void *argument)
 {
     struct rig *rig = argument;
-    nl_pump_run(rig->shared, rig->direction);
+    nl_pump_run(rig->shared, 0, &rig->provider);
     return NULL;
 }
 
@@ -299,6 +325,7 @@ static void start_rig(struct rig *rig, struct nl_params params, uint64_t memory)
     rig->direction->memory_cap_bytes = memory;
     rig->into = in_pair[0];
     rig->from = out_pair[0];
+    CHECK(nl_provider_open(&rig->provider, 1) == 0 && nl_provider_start(&rig->provider) == 0);
     CHECK(pthread_create(&rig->thread, NULL, pump_thread, rig) == 0);
     while (state_of(rig) == NL_STARTING)
         usleep(100);
@@ -312,6 +339,7 @@ static void stop_rig(struct rig *rig, struct nl_stats *stats)
     __atomic_store_n(&rig->shared->stop, 1, __ATOMIC_RELAXED);
     CHECK(write(rig->direction->wake_fd, &one, sizeof one) == sizeof one);
     pthread_join(rig->thread, NULL);
+    nl_provider_close(&rig->provider);
     CHECK(state_of(rig) == NL_ENDED);
     if (stats)
         nl_stats_read(rig->direction, stats);
@@ -415,6 +443,7 @@ int main(void)
     packets_in_the_store_do_not_overlap();
     a_store_that_drains_uses_the_same_memory_again();
     a_store_ends_at_its_cap_and_recovers();
+    a_provider_brings_memory_before_it_is_needed();
     a_packet_gets_its_own_stamp();
     stamps_never_run_backwards_or_ahead_of_the_read();
     a_packet_lost_in_the_device_is_found_by_its_length();

@@ -149,6 +149,7 @@ void nl_link_change(struct nl_link *link, const struct nl_params *params, const 
 int nl_link_copies(struct nl_link *link);
 int nl_link_offer(struct nl_link *link, struct nl_packet *packet, uint64_t arrival_ns);
 uint64_t nl_link_next(const struct nl_link *link);
+uint64_t nl_link_least_travel_ns(const struct nl_link *link);
 struct nl_packet *nl_link_take(struct nl_link *link, uint64_t now_ns);
 struct nl_packet *nl_link_take_dropped(struct nl_link *link);
 void nl_link_backlog(const struct nl_link *link, uint64_t now_ns, uint64_t *wire_bytes, uint64_t *packets);

@@ -279,6 +279,16 @@ uint64_t nl_link_next(const struct nl_link *link)
     return later < next ? later : next;
 }
 
+/* How long a packet that is not yet known may travel at least: so much time there is to read it. */
+uint64_t nl_link_least_travel_ns(const struct nl_link *link)
+{
+    const struct nl_params *p = &link->params;
+    if (p->reorder.states)
+        return 0;
+    int64_t shortest = (int64_t)p->delay_ns + (p->jitter ? link->jitter.table[0] : 0);
+    return shortest > 0 ? (uint64_t)shortest : 0;
+}
+
 static int released_before(const struct nl_packet *a, const struct nl_packet *b)
 {
     return a->release_ns < b->release_ns || (a->release_ns == b->release_ns && a->sequence < b->sequence);

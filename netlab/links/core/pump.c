@@ -137,7 +137,7 @@ static uint64_t spin_margin(const struct nl_pump *pump)
  * as long as it is read well before its release; then bulk traffic costs one wake-up per release, not two. */
 static int must_watch(const struct nl_pump *pump, uint64_t rest_ns)
 {
-    return !pump->stamps.ring || rest_ns > pump->link.params.delay_ns / 2 || rest_ns > UNWATCHED_MAX_NS;
+    return !pump->stamps.ring || rest_ns > nl_link_least_travel_ns(&pump->link) / 2 || rest_ns > UNWATCHED_MAX_NS;
 }
 
 static void sleep_at_most(struct nl_pump *pump, uint64_t from_ns, uint64_t rest_ns)
@@ -177,14 +177,14 @@ static void sleep_until_next(struct nl_pump *pump)
     sleep_at_most(pump, at_ns, rest < LONG_SLEEP_NS ? rest : LONG_SLEEP_NS);
 }
 
-static int prepare(struct nl_pump *pump)
+static int prepare(struct nl_pump *pump, int provider_fd)
 {
     struct nl_direction *direction = pump->direction;
     ask_for_scheduling(pump, &direction->params);
     ask_for_offload(pump, &direction->params);
     direction->kernel_stamps = nl_stamps_open(&pump->stamps, direction->in_fd) == 0;
     nl_link_init(&pump->link, &direction->params, direction->jitter);
-    if (nl_store_open(&pump->store, direction->memory_start_bytes, direction->memory_cap_bytes) != 0)
+    if (nl_store_open(&pump->store, direction->memory_cap_bytes, provider_fd) != 0)
         return ENOMEM;
     direction->memory_locked = (uint32_t)pump->store.locked;
     pump->margin_ns = pump->shared->spin_cap_ns;
@@ -204,15 +204,17 @@ static void loop(struct nl_pump *pump)
     }
 }
 
-void nl_pump_run(struct nl_shared *shared, struct nl_direction *direction)
+void nl_pump_run(struct nl_shared *shared, uint32_t index, struct nl_provider *provider)
 {
+    struct nl_direction *direction = nl_shared_direction(shared, index);
     struct nl_pump *pump = calloc(1, sizeof *pump);
     if (pump) {
-        pump->shared = shared;
-        pump->direction = direction;
-        pump->stats = &direction->stats;
-        int error = prepare(pump);
+        *pump = (struct nl_pump){.shared = shared, .direction = direction, .stats = &direction->stats};
+        int error = prepare(pump, provider ? provider->wake_fd : -1);
         direction->ended_errno = error ? error : direction->ended_errno;
+        if (provider)
+            nl_provider_serve(provider, index, &pump->store);
+        nl_store_prepare(&pump->store, direction->memory_start_bytes);
     } else {
         direction->ended_errno = ENOMEM;
     }
@@ -220,6 +222,8 @@ void nl_pump_run(struct nl_shared *shared, struct nl_direction *direction)
         __atomic_store_n(&direction->state, NL_RUNNING, __ATOMIC_RELEASE);
         loop(pump);
     }
+    if (provider)
+        nl_provider_serve(provider, index, NULL);
     if (pump) {
         nl_store_close(&pump->store);
         nl_stamps_close(&pump->stamps);

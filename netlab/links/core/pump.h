@@ -4,6 +4,7 @@
 #define NETLAB_PUMP_H
 
 #include "abi.h"
+#include "provider.h"
 #include "schedule.h"
 #include "stamps.h"
 #include "store.h"
@@ -27,8 +28,9 @@ struct nl_pump {
     int ended;
 };
 
-/* Run the direction until shared->stop or until a device goes away. Called in the thread that is to do it. */
-void nl_pump_run(struct nl_shared *shared, struct nl_direction *direction);
+/* Run the direction with this index until shared->stop or until a device goes away. Called in the thread that is to do
+ * it. provider may be NULL: then the thread gets its memory itself. */
+void nl_pump_run(struct nl_shared *shared, uint32_t index, struct nl_provider *provider);
 
 /* Write every packet that is due. */
 void nl_write_due(struct nl_pump *pump);

@@ -21,14 +21,16 @@
 struct worker {
     pthread_t thread;
     struct nl_shared *shared;
+    struct nl_provider *provider;
     struct nl_direction *direction;
+    uint32_t index;
 };
 
 static void *run_worker(void *argument)
 {
     struct worker *worker = argument;
     worker->direction->thread_id = (uint32_t)syscall(SYS_gettid);
-    nl_pump_run(worker->shared, worker->direction);
+    nl_pump_run(worker->shared, worker->index, worker->provider);
     return NULL;
 }
 
@@ -88,6 +90,39 @@ static struct nl_shared *map_shared(int shared_fd)
     return shared;
 }
 
+/* Start a thread for each direction; how many could be started is left in *started. 0 or an errno. */
+static int start_workers(struct nl_shared *shared, struct nl_provider *provider, struct worker *workers,
+                         uint32_t *started)
+{
+    int error = 0;
+    for (*started = 0; *started < shared->directions && !error; *started += !error) {
+        uint32_t i = *started;
+        workers[i] = (struct worker){
+            .shared = shared, .provider = provider, .direction = nl_shared_direction(shared, i), .index = i};
+        error = start_worker(&workers[i]);
+    }
+    return error;
+}
+
+static int carry_until_closed(struct nl_shared *shared, struct worker *workers, int control_fd)
+{
+    struct nl_provider provider;
+    uint32_t started;
+    int error = nl_provider_open(&provider, shared->directions);
+    if (error)
+        return error;
+    error = start_workers(shared, &provider, workers, &started);
+    if (!error) {
+        wait_until_started(shared, workers);
+        error = nl_provider_start(&provider); /* only now: it would be in the way of starting */
+    }
+    if (!error && write(control_fd, "R", 1) == 1)
+        wait_until_closed(control_fd);
+    stop_workers(shared, workers, started);
+    nl_provider_close(&provider);
+    return error;
+}
+
 /* 0 when told to end, an errno when it could not start. */
 int nl_relay_main(int shared_fd, int control_fd)
 {
@@ -96,25 +131,11 @@ int nl_relay_main(int shared_fd, int control_fd)
     struct nl_shared *shared = map_shared(shared_fd);
     if (!shared)
         return errno;
-    struct worker *workers = calloc(shared->directions ? shared->directions : 1, sizeof *workers);
+    struct worker *workers = calloc(shared->directions + 1, sizeof *workers);
     if (!workers)
         return ENOMEM;
     mlockall(MCL_CURRENT); /* where allowed; what matters, packet memory, is locked chunk by chunk and reported */
-    uint32_t started = 0;
-    int error = 0;
-    while (started < shared->directions && !error) {
-        workers[started].shared = shared;
-        workers[started].direction = nl_shared_direction(shared, started);
-        error = start_worker(&workers[started]);
-        if (!error)
-            started++;
-    }
-    if (!error) {
-        wait_until_started(shared, workers);
-        if (write(control_fd, "R", 1) == 1)
-            wait_until_closed(control_fd);
-    }
-    stop_workers(shared, workers, started);
+    int error = carry_until_closed(shared, workers, control_fd);
     free(workers);
     return error;
 }

@@ -2,10 +2,14 @@
 #define _GNU_SOURCE
 #include "store.h"
 
+#include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
 
 #define ALIGNMENT 64
+#define SOON_BYTES ((size_t)256 << 10) /* a few units of 64 KB */
 #define HEADER_BYTES ((sizeof(struct nl_chunk) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT)
 
 /* Memory on a boundary of its size, so that one huge page can hold a chunk. */
@@ -21,23 +25,19 @@ static char *map_aligned(void)
     return memory + before;
 }
 
-static struct nl_chunk *map_chunk(struct nl_store *store)
+/* A chunk whose first bytes are present, and locked where that is allowed. */
+static struct nl_chunk *map_chunk(struct nl_store *store, int advice, size_t present)
 {
-    if (store->mapped_bytes + NL_CHUNK_BYTES > store->cap_bytes)
-        return NULL;
     char *memory = map_aligned();
     if (!memory)
         return NULL;
-    madvise(memory, NL_CHUNK_BYTES, MADV_HUGEPAGE); /* where there are: copying takes a third less */
-    if (mlock(memory, NL_CHUNK_BYTES) != 0) { /* also fills it */
-        store->locked = 0;
-        memset(memory, 0, NL_CHUNK_BYTES);
+    madvise(memory, NL_CHUNK_BYTES, advice);
+    if (mlock(memory, present) != 0) { /* also makes it present */
+        __atomic_store_n(&store->locked, 0, __ATOMIC_RELAXED);
+        memset(memory, 0, present);
     }
-    store->mapped_bytes += NL_CHUNK_BYTES;
     struct nl_chunk *chunk = (struct nl_chunk *)(void *)memory;
     chunk->used = HEADER_BYTES;
-    chunk->mapped_before = store->last_mapped;
-    store->last_mapped = chunk;
     return chunk;
 }
 
@@ -48,40 +48,126 @@ static void put_spare(struct nl_store *store, struct nl_chunk *chunk)
     store->spare = chunk;
 }
 
-int nl_store_open(struct nl_store *store, uint64_t start_bytes, uint64_t cap_bytes)
+/* A chunk that this thread got to know of. */
+static void own(struct nl_store *store, struct nl_chunk *chunk)
 {
-    *store = (struct nl_store){.cap_bytes = cap_bytes < NL_CHUNK_BYTES ? NL_CHUNK_BYTES : cap_bytes, .locked = 1};
-    do {
-        struct nl_chunk *chunk = map_chunk(store);
-        if (!chunk)
-            break;
-        put_spare(store, chunk);
-    } while (store->mapped_bytes < start_bytes);
-    return store->spare ? 0 : -1;
+    chunk->mapped_before = store->last_mapped;
+    store->last_mapped = chunk;
+    put_spare(store, chunk);
+}
+
+static int below_cap(const struct nl_store *store)
+{
+    return store->mapped_bytes + NL_CHUNK_BYTES <= store->cap_bytes;
+}
+
+/* By the using thread itself, which cannot wait: small pages, and only the first few now. */
+static int map_one(struct nl_store *store)
+{
+    struct nl_chunk *chunk = map_chunk(store, MADV_NOHUGEPAGE, SOON_BYTES);
+    if (!chunk)
+        return -1;
+    store->mapped_bytes += NL_CHUNK_BYTES;
+    own(store, chunk);
+    return 0;
+}
+
+int nl_store_open(struct nl_store *store, uint64_t cap_bytes, int provider_fd)
+{
+    *store = (struct nl_store){.cap_bytes = cap_bytes < NL_CHUNK_BYTES ? NL_CHUNK_BYTES : cap_bytes,
+                               .locked = 1,
+                               .provider_fd = provider_fd};
+    return map_one(store);
+}
+
+/* ---- what the provider brings ---- */
+
+static void take_over(struct nl_store *store)
+{
+    struct nl_chunk *chunk = __atomic_exchange_n(&store->brought, NULL, __ATOMIC_ACQUIRE);
+    while (chunk) {
+        struct nl_chunk *next = chunk->next;
+        own(store, chunk);
+        chunk = next;
+    }
+}
+
+static void order(struct nl_store *store)
+{
+    const uint64_t one = 1;
+    store->mapped_bytes += NL_CHUNK_BYTES;
+    __atomic_fetch_add(&store->ordered, 1, __ATOMIC_RELEASE);
+    ssize_t wrote = write(store->provider_fd, &one, sizeof one);
+    (void)wrote; /* an eventfd: it can only be full, which wakes as well */
+}
+
+void nl_store_prepare(struct nl_store *store, uint64_t bytes)
+{
+    while (store->provider_fd >= 0 && store->mapped_bytes < bytes && below_cap(store))
+        order(store);
+}
+
+int nl_store_provide(struct nl_store *store)
+{
+    if (!__atomic_load_n(&store->ordered, __ATOMIC_ACQUIRE))
+        return 0;
+    struct nl_chunk *chunk = map_chunk(store, MADV_HUGEPAGE, NL_CHUNK_BYTES); /* copying through huge pages is faster */
+    if (chunk) {
+        chunk->next = __atomic_load_n(&store->brought, __ATOMIC_RELAXED);
+        while (!__atomic_compare_exchange_n(&store->brought, &chunk->next, chunk, 1, __ATOMIC_RELEASE,
+                                            __ATOMIC_RELAXED))
+            ;
+    }
+    __atomic_fetch_sub(&store->ordered, 1, __ATOMIC_RELEASE); /* done, or given up: then it still counts as mapped */
+    return 1;
 }
 
 void nl_store_close(struct nl_store *store)
 {
+    take_over(store);
     struct nl_chunk *chunk = store->last_mapped;
     while (chunk) {
         struct nl_chunk *before = chunk->mapped_before;
         munmap(chunk, NL_CHUNK_BYTES);
         chunk = before;
     }
-    *store = (struct nl_store){0};
+    *store = (struct nl_store){.provider_fd = -1};
+}
+
+/* ---- use ---- */
+
+/* Wait for what is on order. */
+static void await_orders(struct nl_store *store)
+{
+    const struct timespec moment = {.tv_nsec = 50000};
+    while (__atomic_load_n(&store->ordered, __ATOMIC_ACQUIRE) && !__atomic_load_n(&store->brought, __ATOMIC_RELAXED))
+        nanosleep(&moment, NULL); /* not a spin: the provider may need this very processor */
+    take_over(store);
+}
+
+/* Make sure that there is a spare chunk. -1: there cannot be. */
+static int ensure_spare(struct nl_store *store)
+{
+    if (!store->spare)
+        take_over(store);
+    if (!store->spare && below_cap(store))
+        return map_one(store);
+    if (!store->spare)
+        await_orders(store);
+    return store->spare ? 0 : -1;
 }
 
 void *nl_store_reserve(struct nl_store *store, size_t size)
 {
     if (!store->current || store->current->used + size > NL_CHUNK_BYTES) {
-        struct nl_chunk *fresh = store->spare;
-        if (fresh)
-            store->spare = fresh->next;
-        else
-            fresh = map_chunk(store);
-        if (!fresh)
+        if (ensure_spare(store) != 0)
             return NULL;
-        store->current = fresh; /* the old one comes back as spare when its last packet leaves */
+        store->current = store->spare; /* the old one comes back as spare when its last packet leaves */
+        store->spare = store->spare->next;
+        int supplied = store->spare || __atomic_load_n(&store->brought, __ATOMIC_RELAXED)
+                    || __atomic_load_n(&store->ordered, __ATOMIC_RELAXED);
+        if (!supplied)
+            nl_store_prepare(store, store->mapped_bytes + NL_CHUNK_BYTES);
     }
     return (char *)store->current + store->current->used;
 }
