@@ -5,10 +5,10 @@ anybody.
 import re
 
 import pytest
-from chromium import Chromium, find
 from fake_run import PAPER, FakeRun
 
 from cpdp import analysis, report
+from tests.browser.chromium import Chromium, find
 
 pytestmark = [
     pytest.mark.browser,

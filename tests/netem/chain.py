@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import traffic
 from pyroute2 import IPRoute
-from traffic import Flood
 
 from netlab import namespaces as ns
 from netlab.impairment import Impairment, Queue
 from netlab.links import netem
 from netlab.units import Delay, Rate
+from tests.netem import traffic
+from tests.netem.traffic import Flood
 
 PORT = 5001
 MTU = 1500

@@ -15,12 +15,10 @@ from functools import cached_property
 from pathlib import Path
 from xml.etree.ElementTree import ParseError
 
-import chain
-import junit_results
 import pytest
-import uml
 
 from netlab.links import netem
+from tests.netem import chain, junit_results, uml
 
 INSIDE = "NETLAB_TEST_IN_USER_MODE_LINUX"
 TIMEOUT_S = 240  # for all of them together; about 75 are expected

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from traffic import Arrival
+from tests.netem.traffic import Arrival
 
 OVERHEAD = 38
 

@@ -8,15 +8,15 @@ import json
 import statistics
 import time
 
-import chain as net
 import pytest
-from chain import MTU, apply, wan
-from reference import Link, median_error_ms, spacing_ns
 
 from netlab.errors import InvalidEmulation, NetlabError
 from netlab.impairment import Impairment
 from netlab.links import netem
 from netlab.links import netem_codec as codec
+from tests.netem import chain as net
+from tests.netem.chain import MTU, apply, wan
+from tests.netem.reference import Link, median_error_ms, spacing_ns
 
 pytestmark = pytest.mark.netem
 

@@ -5,16 +5,16 @@ from bisect import bisect
 from dataclasses import replace
 from itertools import pairwise
 
-import chain as net
 import pytest
-from chain import MTU, wan
-from traffic import Arrival
 
 from netlab.chances import Chance, FourState, Reorder
 from netlab.impairment import Impairment
 from netlab.jitter import Jitter
 from netlab.links import netem
 from netlab.units import Delay, Fraction
+from tests.netem import chain as net
+from tests.netem.chain import MTU, wan
+from tests.netem.traffic import Arrival
 
 pytestmark = pytest.mark.netem
 

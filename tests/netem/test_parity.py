@@ -14,10 +14,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from reference import Link, median_error_ms, spacing_ns
-from traffic import Arrival, Flood
 
 from netlab import Lab
+from tests.netem.reference import Link, median_error_ms, spacing_ns
+from tests.netem.traffic import Arrival, Flood
 
 pytestmark = pytest.mark.netem
 

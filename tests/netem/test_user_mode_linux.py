@@ -7,9 +7,9 @@ import sys
 import time
 from pathlib import Path
 
-import junit_results
 import pytest
-import uml
+
+from tests.netem import junit_results, uml
 
 HERE = Path(__file__).parent
 
