@@ -44,54 +44,71 @@ def _model() -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(48, 10))
 
 
-def _stepper(build: Callable[[nn.Module, torch.optim.Optimizer], nn.Module]) -> Callable[[], float]:
-    module = _model()
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.01, momentum=0.9)
-    model = build(module, optimizer)
-    images, labels = torch.randn(32, 3, 32, 32), torch.randint(0, 10, (32,))
+BATCH = 6
+"""Images per step: some 90 ms on one slow core, so that a round's steps lie close together in time."""
 
-    def step() -> float:
+
+class Stepper:
+    """One model with its optimizer, and how to take one step of it."""
+
+    def __init__(self, wrap: Callable[[nn.Module, torch.optim.Optimizer], nn.Module]) -> None:
+        """Build; every stepper's model starts from the same parameters."""
+        module = _model()
+        self.optimizer = torch.optim.SGD(module.parameters(), lr=0.01, momentum=0.9)
+        self.model = wrap(module, self.optimizer)
+        self.images, self.labels = torch.randn(BATCH, 3, 32, 32), torch.randint(0, 10, (BATCH,))
+
+    def step(self) -> float:
+        """Train on the batch once; seconds that it took."""
         start = time.perf_counter()
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(images), labels).backward()
-        optimizer.step()
+        self.optimizer.zero_grad()
+        nn.functional.cross_entropy(self.model(self.images), self.labels).backward()
+        self.optimizer.step()
         return time.perf_counter() - start
 
-    return step
 
+class RecordedStepper(Stepper):
+    """Its recorder listens to the process group during its own steps only: other steppers use the group, too."""
 
-def wrapper(rounds: int = 60) -> dict[str, list[float]]:
-    """Seconds per step of torch's DDP, of ours unrecorded, and of ours recorded, taken in turns."""
-    kept: list[object] = []
-    steps = {
-        "plain": _stepper(lambda module, _: DistributedDataParallel(module)),
-        "wrapped": _stepper(lambda module, optimizer: DataParallel(module, optimizer, "ddp")),
-    }
+    def __init__(self) -> None:
+        """Build with a recorder that keeps its events."""
+        self.events: list[object] = []
+        super().__init__(self._wrap)
 
-    def recorded(module: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:
-        model = DataParallel(module, optimizer, "ddp", recorder=StepRecorder(kept.append))
-        model.collectives.close()
+    def _wrap(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:
+        model = DataParallel(module, optimizer, "ddp", recorder=StepRecorder(self.events.append))
+        self.collectives = model.collectives
+        self.collectives.close()
         return model
 
-    holder: dict[str, DataParallel] = {}
+    def step(self) -> float:
+        """Train on the batch once, recorded; seconds that it took."""
+        self.collectives._tap.attach()
+        try:
+            return super().step()
+        finally:
+            self.collectives.close()
 
-    def keep(module: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:
-        holder["model"] = recorded(module, optimizer)  # type: ignore[assignment]
-        return holder["model"]
 
-    steps["recorded"] = _stepper(keep)
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for number in range(rounds):
-        for name, step in steps.items():
-            if name == "recorded":
-                holder["model"].collectives._tap.attach()
-            taken = step()
-            if name == "recorded":
-                holder["model"].collectives.close()
-            if number >= 5:
-                seconds[name].append(taken)
-    assert len(kept) >= rounds - 1, "the recorder saw no steps"
-    return seconds
+def wrapper(rounds: int = 160, unmeasured: int = 8) -> dict[str, list[float]]:
+    """Seconds per step of torch's DDP (twice: the second one shows the noise), of ours unrecorded, and of ours
+    recorded. Every round takes one step of each, beginning with another one each time.
+    """
+    recorded = RecordedStepper()
+    steppers = {
+        "plain": Stepper(lambda module, _: DistributedDataParallel(module)),
+        "control": Stepper(lambda module, _: DistributedDataParallel(module)),
+        "wrapped": Stepper(lambda module, optimizer: DataParallel(module, optimizer, "ddp")),
+        "recorded": recorded,
+    }
+    names = list(steppers)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(unmeasured + rounds):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            seconds[name].append(steppers[name].step())
+    assert len(recorded.events) >= rounds, "the recorder saw no steps"
+    return {name: values[unmeasured:] for name, values in seconds.items()}
 
 
 def main() -> None:
