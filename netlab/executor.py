@@ -20,7 +20,7 @@ from pyroute2.netlink.exceptions import NetlinkError
 
 from netlab import namespaces as ns
 from netlab import operations as p
-from netlab.errors import NetlabError
+from netlab.errors import NetlabError, PlanError
 from netlab.impairment import Impairment
 from netlab.links import netem, tun
 from netlab.links.relay import Direction, Effects, Relay
@@ -95,6 +95,12 @@ class Executor:
             moment = self.relay.change(f"d{number}", **_relayed(impairment, shape.mtu))
         self.impairments[direction] = impairment
         return moment
+
+    def check(self, direction: str, impairment: Impairment) -> None:
+        """Refuse a state that a direction's carrier cannot honour: PlanError."""
+        reason = None if self.relay is not None else netem.supported(impairment, seeded=False)
+        if reason is not None:
+            raise PlanError(f"{direction}: netem cannot: {reason}")
 
     def enter(self, node: str) -> Any:
         """Context manager: be in the namespace of ``node``."""

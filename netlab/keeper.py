@@ -19,6 +19,7 @@ from netlab import namespaces as ns
 from netlab import wire
 from netlab.errors import NetlabError, UserError
 from netlab.executor import Executor
+from netlab.followed import unfollowed
 from netlab.hosts import Host, LaunchOptions, Program, realtime
 from netlab.hosts.container import ContainerHost
 from netlab.hosts.process import ProcessHost
@@ -46,6 +47,7 @@ class Keeper:
         self._plan: Plan | None = None
         self._why = ""
         self._events: list[dict[str, Any]] = []
+        self._faults_noted = 0
         self.player: Player | None = None
         self.listener: socket.socket | None = None
         self.stopping = False
@@ -72,7 +74,8 @@ class Keeper:
         _replace_file("/etc/hosts", plan.topology.hosts_file)
         self._executor.build(plan)
         self._plan, self._why = plan, why
-        self.player = Player(plan.topology, self._executor.change, self._note_change, time.monotonic_ns)
+        executor = self._executor
+        self.player = Player(plan.topology, executor.change, self._note_change, time.monotonic_ns, executor.check)
         self._note("up", profile=plan.topology.profile.name, carrier=plan.carrier)
         return self._built()
 
@@ -127,13 +130,17 @@ class Keeper:
         return self.player is not None and self.player.reached(rank, step)
 
     def play(self) -> None:
-        """Apply the changes that are due. A schedule that comes to ask for what cannot be stops there, and says so."""
-        try:
-            if self.player is not None:
-                self.player.play()
-        except UserError as error:
-            self._note("schedule stopped", reason=str(error))
-            self.player = None
+        """Apply the changes that are due. What the schedule asks for and cannot be is an event, and a fault."""
+        if self.player is not None:
+            self.player.play()
+            for fault in self.player.faults[self._faults_noted :]:
+                self._note("fault", reason=fault)
+            self._faults_noted = len(self.player.faults)
+
+    def unfollowed(self, since_ns: int) -> tuple[str, ...]:
+        """Why the links did not change since then as was asked for; empty: they did."""
+        self.play()
+        return unfollowed(self._events, since_ns)
 
     def impairments(self) -> dict[str, Impairment]:
         """The present state of every direction."""

@@ -8,7 +8,6 @@ begins later, or another change by hand.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import takewhile
 
 from netlab.attached import Attached, no_files
 from netlab.document import Node, Place, Scalar, Table, parse_document
@@ -33,11 +32,15 @@ def set_now(
     to them. No change: everything is as asked for already. Raises UserError, and then nothing must be done.
     """
     entry = parse_set(profile, link, words)
+    first = []
     try:
-        following = changes(profile, [*started, (entry, now)], now)
-        first = tuple(takewhile(lambda change: change.at == now, following))
+        for change in changes(profile, [*started, (entry, now)], now):
+            if change.at != now:
+                break
+            first.append(change)
     except Clash as clash:
-        raise UserError(f"set {link}: {clash}") from None
+        if clash.at <= now:
+            raise UserError(f"set {link}: {clash}") from None
     return entry, tuple(change for change in first if change.values)
 
 

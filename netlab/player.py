@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from netlab.errors import NetlabError
 from netlab.impairment import Impairment
 from netlab.live import set_now
-from netlab.schedule import Change, Started, changes, on_step
+from netlab.schedule import Change, Clash, Started, changes, on_step
 from netlab.timeline import OnStep
 from netlab.topology import Topology, carried
 from netlab.units import Duration
@@ -23,20 +24,33 @@ Apply = Callable[[str, Impairment], int]
 Note = Callable[[Change, str, int, int], None]
 """Records a change: the change, its direction, when it was due and when it held (CLOCK_MONOTONIC ns)."""
 
+Check = Callable[[str, Impairment], None]
+"""Raises UserError when a direction cannot be given this state."""
+
+
+def anything(_direction: str, _impairment: Impairment) -> None:
+    """The Check of a carrier that can do all that a profile can say."""
+
 
 @dataclass
 class Player:
-    """The changes of one lab. ``clock`` is CLOCK_MONOTONIC in ns."""
+    """The changes of one lab. ``clock`` is CLOCK_MONOTONIC in ns.
+
+    ``faults`` say what was asked for and did not come to pass: the network is not the one asked for from then on.
+    """
 
     topology: Topology
     apply: Apply
     note: Note
     clock: Callable[[], int]
+    check: Check = anything
+    faults: list[str] = field(default_factory=list)
     _origin_ns: int = 0
     _playing: bool = False
     _started: list[Started] = field(default_factory=list)
     _stream: Iterator[Change] = field(default_factory=lambda: iter(()))
-    _next: Change | None = None
+    _next: Change | Clash | None = None
+    _stopped: bool = False
 
     def __post_init__(self) -> None:
         """Nothing has begun."""
@@ -73,6 +87,8 @@ class Player:
         now = self._now()
         self._play_until(now)
         entry, first = set_now(self.topology.profile, link, words, self._started, now)
+        for change in first:
+            self.check(*self._carried(change))
         self._started.append((entry, now))
         touched = [self._apply(change) for change in first]
         self._restart(Duration(now.ns + 1))
@@ -92,19 +108,50 @@ class Player:
     def _play_until(self, now: Duration) -> None:
         """Apply what is due by `now`, and nothing later: a restart from there on must miss nothing."""
         while self._next is not None and self._next.at <= now:
-            if self._next.values:
-                self._apply(self._next)
+            due = self._next
+            self._look_ahead()
+            if isinstance(due, Clash):
+                self._stop(due)
+            elif due.values:
+                self._carry_out(due)
+
+    def _look_ahead(self) -> None:
+        """A clash that comes is kept for its moment: until then the schedule can be followed."""
+        try:
             self._next = next(self._stream, None)
+        except Clash as clash:
+            self._next = clash
+
+    def _stop(self, clash: Clash) -> None:
+        self._stopped = True
+        self._next, self._stream = None, iter(())
+        self.faults.append(f"the schedule stopped at {clash.at}: {clash}")
+
+    def _carry_out(self, change: Change) -> None:
+        """Apply a change of the schedule. One that is refused is a fault; the rest of the schedule is followed."""
+        try:
+            self._apply(change)
+        except (NetlabError, OSError):
+            return  # it is among the faults
 
     def _now(self) -> Duration:
         return Duration(self.clock() - self._origin_ns)
 
     def _restart(self, since: Duration) -> None:
-        self._stream = changes(self.topology.profile, self._started, since)
-        self._next = next(self._stream, None)
+        if not self._stopped:
+            self._stream = changes(self.topology.profile, self._started, since)
+            self._look_ahead()
+
+    def _carried(self, change: Change) -> tuple[str, Impairment]:
+        return carried(self.topology, change.link, change.way, change.impairment)
 
     def _apply(self, change: Change) -> str:
-        direction, impairment = carried(self.topology, change.link, change.way, change.impairment)
-        held = self.apply(direction, impairment)
+        direction, impairment = self._carried(change)
+        try:
+            held = self.apply(direction, impairment)
+        except (NetlabError, OSError) as error:
+            values = ", ".join(f"{key} {value}" for key, value in change.values.items())
+            self.faults.append(f"{direction}: the change to {values}, due at {change.at}, was refused: {error}")
+            raise
         self.note(change, direction, self._origin_ns + change.at.ns, held)
         return direction

@@ -52,11 +52,13 @@ class Change:
 
 
 class Clash(UserError):
-    """Entries that together ask for what cannot be. `entry` is the one that brought it about."""
+    """Entries that together ask for what cannot be. `entry` is the one that brought it about, `at` the moment at which
+    they would."""
 
-    def __init__(self, entry: Entry, message: str) -> None:
+    def __init__(self, entry: Entry, at_ns: int, message: str) -> None:
         """Keep the entry for the caller, who knows where it is written."""
         self.entry = entry
+        self.at = Duration(at_ns)
         super().__init__(message)
 
 
@@ -65,7 +67,7 @@ def changes(profile: Profile, started: Sequence[Started] = (), since: Duration =
 
     `started`: the entries that were set off by a training step (`on_step`) or by hand, in the order in which they were.
     The same arguments give the same changes. A change without `values` repeats the state in force: an endless schedule
-    that changes nothing visible says so from time to time. Raises Clash where one comes.
+    that changes nothing visible says so from time to time. Raises Clash where one comes, after all changes before it.
     """
     silent = 0
     for change in _moments(profile, started, since):
@@ -80,11 +82,19 @@ def _moments(profile: Profile, started: Sequence[Started], since: Duration) -> I
     directions = [(link, way) for link in profile.links for way in WAYS]
     tracks = [_track(link, way, [*own, *started]) for link, way in directions]
     streams = [_numbered(number, track.play(since.ns)) for number, track in enumerate(tracks) if track.starts]
-    return (change for _, change in heapq.merge(*streams, key=lambda item: item[0]))
+    for _, change in heapq.merge(*streams, key=lambda item: item[0]):
+        if isinstance(change, Clash):
+            raise change
+        yield change
 
 
-def _numbered(number: int, stream: Iterator[Change]) -> Iterator[tuple[tuple[int, int], Change]]:
-    return (((change.at.ns, number), change) for change in stream)
+def _numbered(number: int, stream: Iterator[Change]) -> Iterator[tuple[tuple[int, int], Change | Clash]]:
+    """With its place in time; a clash has one, too, because merging looks ahead."""
+    try:
+        for change in stream:
+            yield (change.at.ns, number), change
+    except Clash as clash:
+        yield (clash.at.ns, number), clash
 
 
 def on_step(profile: Profile) -> tuple[Entry, ...]:
@@ -213,7 +223,7 @@ class _Track:
             if values:
                 self._state = None
             if at_ns >= since_ns:
-                self._state = self._state or self._resolve(after, causes)
+                self._state = self._state or self._resolve(after, causes, at_ns)
                 labels = tuple(entry.label for entry in causes)
                 yield Change(Duration(at_ns), self._link.name, self._way, values, self._state, labels)
 
@@ -257,7 +267,7 @@ class _Track:
                 what = (
                     "there is no rate" if key == "rate" else f"{setting_text(key, before.get(key))} has no one figure"
                 )
-                raise Clash(entry, f"ramp: {key}: {self._link.name} {self._way}: {what} to start from")
+                raise Clash(entry, at_ns, f"ramp: {key}: {self._link.name} {self._way}: {what} to start from")
         end_ns = None if entry.lasts is None else at_ns + entry.lasts.ns
         self._active.append(_Active(at_ns, number, end_ns, entry, shape, before))
 
@@ -268,12 +278,12 @@ class _Track:
             try:
                 merged.update(active.settings(at_ns))
             except UnitError as error:
-                raise Clash(active.entry, f"{self._link.name} {self._way}: {error}") from None
+                raise Clash(active.entry, at_ns, f"{self._link.name} {self._way}: {error}") from None
         return merged
 
-    def _resolve(self, settings: Settings, causes: Sequence[Entry]) -> Impairment:
+    def _resolve(self, settings: Settings, causes: Sequence[Entry], at_ns: int) -> Impairment:
         try:
             return resolve(settings, self._link.rtt, self._link.mtu)
         except Conflict as conflict:
             where = f"{self._link.name} {self._way}: {conflict.key}"
-            raise Clash(causes[-1], f"{where}: {conflict}") from None
+            raise Clash(causes[-1], at_ns, f"{where}: {conflict}") from None

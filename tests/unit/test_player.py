@@ -2,7 +2,7 @@
 
 import pytest
 
-from netlab.errors import UserError
+from netlab.errors import NetlabError, UserError
 from netlab.player import Player
 from netlab.profile import parse_profile
 from netlab.topology import build
@@ -97,3 +97,72 @@ def test_a_refused_change_leaves_everything_as_it_was():
     assert stage.applied == []
     stage.at(1).play()
     assert [row[1] for row in stage.applied] == [FORWARD]
+
+
+IMPOSSIBLE = """\
+sites: {a: {workers: 1}, b: {workers: 1}}
+links: [{between: [a, b], delay: 20ms, rate: 100mbit}]
+schedule:
+  - {at: 1s, link: a-b, direction: backward, set: {rate: 50mbit}}
+  - {at: 2s, link: a-b, direction: forward, set: {jitter: 5ms}}
+  - {at: 3s, link: a-b, direction: backward, set: {rate: 20mbit}}
+"""
+
+
+def test_a_change_by_hand_may_make_a_later_entry_impossible_which_then_stops_the_schedule_and_is_a_fault():
+    stage = Stage(IMPOSSIBLE)
+    stage.player.begin()
+    stage.at(0.5).set("a-b", ["forward.delay=2ms"])
+    stage.at(1.5).play()
+    assert [direction for _, direction, *_ in stage.applied] == [FORWARD, BACKWARD]
+    assert stage.player.faults == []
+    stage.at(4).play()
+    assert len(stage.applied) == 2
+    (fault,) = stage.player.faults
+    assert fault.startswith("the schedule stopped at 2s: a-b forward: jitter: ")
+    assert stage.player.wait_s() is None
+
+
+def test_a_change_that_would_be_impossible_at_once_is_refused_and_changes_nothing():
+    stage = Stage(IMPOSSIBLE)
+    stage.player.begin()
+    stage.at(2.5).play()
+    before = list(stage.applied)
+    with pytest.raises(UserError, match="jitter"):
+        stage.player.set("a-b", ["forward.delay=2ms"])
+    assert (stage.applied, stage.player.faults) == (before, [])
+    stage.at(3.5).play()
+    assert stage.applied[-1][3] == "20mbit"
+
+
+def test_a_change_that_the_carrier_refuses_is_a_fault_and_the_schedule_goes_on():
+    stage = Stage(IMPOSSIBLE)
+    honest = stage.player.apply
+
+    def broken(direction, impairment):
+        if impairment.jitter:
+            raise NetlabError("the relay does not answer")
+        return honest(direction, impairment)
+
+    stage.player.apply = broken
+    stage.player.begin()
+    stage.at(3.5).play()
+    assert [rate for _, _, _, rate, _ in stage.applied] == ["50mbit", "20mbit"]
+    (fault,) = stage.player.faults
+    assert fault == f"{FORWARD}: the change to jitter 5ms uniform, due at 2s, was refused: the relay does not answer"
+
+
+def test_what_a_carrier_cannot_do_is_refused_before_anything_changes():
+    stage = Stage(IMPOSSIBLE)
+
+    def no_loss(direction, impairment):
+        if impairment.loss:
+            raise UserError("not here")
+
+    stage.player.check = no_loss
+    stage.player.begin()
+    with pytest.raises(UserError, match="not here"):
+        stage.player.set("a-b", ["loss=1%"])
+    assert stage.applied == []
+    stage.at(1).set("a-b", ["delay=21ms"])
+    assert [delay for _, _, delay, _, _ in stage.applied] == [20, 21, 21]
