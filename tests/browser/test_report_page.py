@@ -5,10 +5,10 @@ anybody.
 import re
 
 import pytest
-from fake_run import PAPER, FakeRun
 
 from cpdp import analysis, report
 from tests.browser.chromium import Chromium, find
+from tests.unit.fake_run import PAPER, FakeRun
 
 pytestmark = [
     pytest.mark.browser,

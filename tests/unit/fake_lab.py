@@ -7,9 +7,8 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import fake_run
-
 from cpdp.events import EndEvent, EvalEvent, EventWriter, Operation, Span, StartEvent, StepEvent
+from tests.unit import fake_run
 
 FASTER = 1000
 

@@ -5,14 +5,14 @@ import math
 import numpy as np
 import pytest
 import torch
-from problem import SIZE, Workers, assert_same, data, start, take_step, train
-from ranks import run_ranks, start_workers
 from torch import nn
 
 import cpdp
 from cpdp import strategies
 from cpdp.errors import StrategyError, UsageError
 from cpdp.recorder import StepRecorder
+from tests.unit.problem import SIZE, Workers, assert_same, data, start, take_step, train
+from tests.unit.ranks import run_ranks, start_workers
 
 RATES = [0.2] * 20 + [0.05] * 20
 

@@ -5,7 +5,6 @@ import os
 
 import pytest
 import torch
-from ranks import run_ranks
 from test_parallel import batch, digest, network
 from torch import nn
 
@@ -16,6 +15,7 @@ from cpdp.errors import StrategyError
 from cpdp.exposure import break_down
 from cpdp.recorder import StepRecorder
 from tests.conftest import ROOT
+from tests.unit.ranks import run_ranks
 
 SPECS = [
     "ddp",

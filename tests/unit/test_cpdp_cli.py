@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from fake_lab import FakeLab
-from fake_run import DDP, NETWORK, FakeRun, verified
 
 from cpdp import cli, compare, jsonfile, rundir, sampler
 from netlab import NetlabError
+from tests.unit.fake_lab import FakeLab
+from tests.unit.fake_run import DDP, NETWORK, FakeRun, verified
 
 SMALL = """
 name: small

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from problem import SIZE, Workers, assert_same, data, log_cosh, optimizer_for, start, train
-from ranks import run_ranks
 from torch import nn
+
+from tests.unit.problem import SIZE, Workers, assert_same, data, log_cosh, optimizer_for, start, train
+from tests.unit.ranks import run_ranks
 
 RATES = [0.1] * 24
 

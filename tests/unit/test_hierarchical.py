@@ -6,8 +6,6 @@ from datetime import timedelta
 import numpy as np
 import pytest
 import torch
-from problem import SIZE, Workers, assert_same, take_step, train
-from ranks import run_ranks
 from torch import nn
 
 import cpdp
@@ -16,6 +14,8 @@ from cpdp.errors import StrategyError
 from cpdp.events import Operation
 from cpdp.recorder import StepRecorder
 from cpdp.wire import least_crossing
+from tests.unit.problem import SIZE, Workers, assert_same, take_step, train
+from tests.unit.ranks import run_ranks
 
 RATES = [0.1] * 17
 

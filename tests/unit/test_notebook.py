@@ -4,9 +4,9 @@ import ast
 from pathlib import Path
 
 import pytest
-from fake_run import CPDP4, DDP, FakeRun
 
 from cpdp import analysis, tables
+from tests.unit.fake_run import CPDP4, DDP, FakeRun
 
 nbformat = pytest.importorskip("nbformat", reason="needs nbclient and ipykernel: pip install -e .[dev]")
 nbclient = pytest.importorskip("nbclient", reason="needs nbclient and ipykernel: pip install -e .[dev]")

@@ -5,14 +5,14 @@ import time
 import numpy as np
 import pytest
 import torch
-from problem import SIZE, Workers, assert_same, data, log_cosh, optimizer_for, start, take_step, train
-from ranks import run_ranks
 from torch import nn
 
 import cpdp
 from cpdp.errors import StrategyError
 from cpdp.exposure import break_down
 from cpdp.recorder import StepRecorder
+from tests.unit.problem import SIZE, Workers, assert_same, data, log_cosh, optimizer_for, start, take_step, train
+from tests.unit.ranks import run_ranks
 
 RATES = [0.1] * 11 + [0.04] * 12
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -15,6 +14,7 @@ import cpdp
 from cpdp.errors import StrategyError, UsageError
 from cpdp.exposure import break_down
 from cpdp.recorder import StepRecorder
+from tests.unit.ranks import run_ranks
 
 ALL = ["ddp", "localsgd:k=3", "cpdp:k=3,beta=0.3"]
 

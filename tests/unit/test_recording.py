@@ -6,7 +6,6 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
 from torch import nn
 
 import cpdp
@@ -15,6 +14,7 @@ from cpdp.collectives import CHUNK_BYTES, RAMP, RAMP_OPERATIONS, Collectives
 from cpdp.events import StepEvent
 from cpdp.exposure import break_down
 from cpdp.recorder import StepRecorder
+from tests.unit.ranks import run_ranks
 
 
 def train(rank, strategy, steps=6, sleep_rank=None, sleep_s=0.0, hooks=True, features=64):

@@ -5,10 +5,10 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from fake_run import CPDP4, DDP, LOCAL4, PAPER, FakeRun
 
 from cpdp import analysis, figure, palette, report
 from cpdp.page import embedded, table, text
+from tests.unit.fake_run import CPDP4, DDP, LOCAL4, PAPER, FakeRun
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
 

@@ -7,10 +7,10 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from fake_run import CPDP4, DDP, FakeRun
 
 from cpdp import jsonfile, rundir
 from cpdp.errors import RunFolderError
+from tests.unit.fake_run import CPDP4, DDP, FakeRun
 
 NOW = datetime(2026, 12, 1, 14, 5, 33)
 

@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from problem import BATCH, SIZE, Workers, assert_same, data, log_cosh, start, take_step, train
-from ranks import run_ranks
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook as hook
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
@@ -15,6 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 import cpdp
 from cpdp.errors import StrategyError, UsageError
 from cpdp.recorder import StepRecorder
+from tests.unit.problem import BATCH, SIZE, Workers, assert_same, data, log_cosh, start, take_step, train
+from tests.unit.ranks import run_ranks
 
 CONSTANT = [0.1] * 24
 DECAYED = [0.1] * 9 + [0.05] * 7 + [0.005] * 8  # the rate falls inside rounds and between them

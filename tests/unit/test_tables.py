@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
-from fake_run import CPDP2, CPDP4, DDP, HEADERS, LOCAL2, LOCAL4, PAYLOAD, FakeRun, exposed_ms, make_step
 from rich.console import Console
 
 from cpdp import analysis, explain, rundir, screen, tables, timeline, wire
 from cpdp.events import Operation
 from cpdp.summary import Spread, spread
+from tests.unit.fake_run import CPDP2, CPDP4, DDP, HEADERS, LOCAL2, LOCAL4, PAYLOAD, FakeRun, exposed_ms, make_step
 
 COMPUTATION_MS, REST_MS = 185.0, 1.0
 

@@ -7,13 +7,13 @@ import time
 from pathlib import Path
 
 import pytest
-from ranks import start_workers
 
 from cpdp.cell import parse_cell
 from cpdp.errors import CellError, CpdpError
 from cpdp.events import read_events
 from cpdp.exposure import break_down
 from cpdp.transport import first_line, interface_list, is_network_failure
+from tests.unit.ranks import start_workers
 
 CELL = {
     "id": "00-test",
