@@ -22,7 +22,8 @@ from cpdp import analysis, experiment, jsonfile, live, machine, matrix, rundir, 
 from cpdp import report as reports
 from cpdp.analysis import Analysis
 from cpdp.errors import CpdpError, ExperimentError, NetworkNotAsAsked
-from cpdp.experiment import Experiment, Phase
+from cpdp.experiment import Experiment
+from cpdp.phase import EPOCH, SGD, Phase, parse_strategies
 from cpdp.rundir import RunDir
 from netlab import Lab, NetlabError, Profile, load_profile, parse_profile
 
@@ -84,11 +85,11 @@ def _from_flags(options: argparse.Namespace) -> Experiment:
         name="training" if trained else "exposure",
         kind="training" if trained else "replayed",
         workload={"name": options.workload, **workload},
-        strategies=experiment.parse_strategies(options.strategies),
-        optimizer=dict(experiment.SGD),
+        strategies=parse_strategies(options.strategies),
+        optimizer=dict(SGD),
         steps=None if trained else 12,
         warmup_steps=0 if trained else 4,
-        steps_per_epoch=None if trained else experiment.EPOCH,
+        steps_per_epoch=None if trained else EPOCH,
         epochs=3 if trained else None,
     )
     name = f"{options.workload}-{Path(options.network).stem}"
@@ -114,7 +115,7 @@ def _changed_phase(phase: Phase, options: argparse.Namespace) -> Phase:
     if options.workload is not None and options.experiment is not None:
         raise ExperimentError("--workload cannot change an experiment file's phases: edit the file")
     if options.strategies is not None:
-        given["strategies"] = experiment.parse_strategies(options.strategies)
+        given["strategies"] = parse_strategies(options.strategies)
     given = {key: value for key, value in given.items() if value is not None}
     for key, lowest in (("steps", 0), ("warmup_steps", 0), ("epochs", 1), ("repeats", 1), ("seed", 0)):
         if given.get(key, lowest) < lowest:

@@ -88,11 +88,17 @@ class StepEvent:
     loss: float | None = None
     overhead_ns: int = 0
     notes: tuple[str, ...] = ()
+    facts: Mapping[str, Json] = field(default_factory=dict)
+    """What else is known of the step: `period` of a strategy that changes it, `drawn_ns` of padded computation, ..."""
 
 
 @dataclass(frozen=True)
 class EvalEvent:
-    """The averaged model measured on the test set after step `n`; its time belongs to no step."""
+    """The averaged model measured on the test set after step `n`; its time belongs to no step.
+
+    `train_loss` is its mean loss on the training set, `local_accuracy` and `local_loss` the workers' means of what
+    their own models reach on the test set before averaging; each where it was asked for.
+    """
 
     n: int
     epoch: int
@@ -101,6 +107,9 @@ class EvalEvent:
     loss: float | None
     duration_ns: int = 0
     notes: tuple[str, ...] = ()
+    train_loss: float | None = None
+    local_accuracy: float | None = None
+    local_loss: float | None = None
 
 
 @dataclass(frozen=True)
@@ -113,6 +122,9 @@ class EndEvent:
 
 
 Event = StartEvent | StepEvent | EvalEvent | EndEvent
+
+EVALUATED = ("train_loss", "local_accuracy", "local_loss")
+"""Numbers of an evaluation that are written only where there are any."""
 
 
 def finite(name: str, value: float | None) -> tuple[float | None, tuple[str, ...]]:
@@ -151,7 +163,8 @@ def _to_json(event: Event) -> dict[str, Any]:
                 "t": event.t_ns,
                 "dur": event.duration_ns,
             }
-            return {**head, "accuracy": event.accuracy, "loss": event.loss, **_notes(event.notes)}
+            more = {key: value for key in EVALUATED if (value := getattr(event, key)) is not None}
+            return {**head, "accuracy": event.accuracy, "loss": event.loss, **more, **_notes(event.notes)}
         case EndEvent():
             reason = {} if event.reason is None else {"reason": event.reason}
             return {"k": "end", "t": event.t_ns, "ok": event.ok, **reason}
@@ -170,6 +183,7 @@ def _step_to_json(step: StepEvent) -> dict[str, Any]:
         "loss": step.loss,
         "overhead_ns": step.overhead_ns,
         **_notes(step.notes),
+        **({"facts": dict(step.facts)} if step.facts else {}),
     }
 
 
@@ -216,12 +230,14 @@ def _step_from_json(raw: dict[str, Any]) -> StepEvent:
         loss=raw["loss"],
         overhead_ns=raw.get("overhead_ns", 0),
         notes=tuple(raw.get("notes", ())),
+        facts=dict(raw.get("facts", {})),
     )
 
 
 def _eval_from_json(raw: dict[str, Any]) -> EvalEvent:
     notes = tuple(raw.get("notes", ()))
-    return EvalEvent(raw["n"], raw["epoch"], raw["t"], raw["accuracy"], raw["loss"], raw.get("dur", 0), notes=notes)
+    head = raw["n"], raw["epoch"], raw["t"], raw["accuracy"], raw["loss"], raw.get("dur", 0)
+    return EvalEvent(*head, notes=notes, **{key: raw.get(key) for key in EVALUATED})
 
 
 def _end_from_json(raw: dict[str, Any]) -> EndEvent:

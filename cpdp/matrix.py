@@ -16,7 +16,8 @@ from typing import Any
 
 from cpdp import strategies
 from cpdp.errors import ExperimentError
-from cpdp.experiment import Experiment, Phase, slug
+from cpdp.experiment import Experiment, slug
+from cpdp.phase import Phase
 from netlab import Profile
 
 FORMAT = 1
@@ -61,6 +62,7 @@ class Cell:
             "epochs": self.phase.epochs,
             "gloo_contexts": self.phase.gloo_contexts,
             "timeout_s": self.phase.timeout_s,
+            "checkpoint": self.phase.checkpoint,
         }
 
     def listed(self) -> dict[str, Any]:

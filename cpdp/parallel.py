@@ -208,6 +208,8 @@ class DataParallel(nn.Module):
         at = self._position
         self.recorder.switch(None)
         boundary = self.strategy.boundary(at)
+        if (period := self.strategy.current_period) is not None:
+            self.recorder.fact("period", period)
         self._replicas_equal = boundary and self.strategy.equalises(at)
         with torch.no_grad():
             (self.strategy.synchronise if boundary else self.strategy.between)(at)

@@ -9,13 +9,13 @@ before ended, unless the time between them was paused (an evaluation).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from cpdp.clock import Clock, MonotonicClock
-from cpdp.events import Operation, Span, StepEvent, finite
+from cpdp.events import Json, Operation, Span, StepEvent, finite
 
 RECONCILE = "reconcile"
 """The phase in which a strategy averages parameters. It becomes two spans: `exposed.parameters` up to the end
@@ -62,7 +62,8 @@ class _RawStep:
     loss: Any = None
     overhead_ns: int = 0
     end: Any = None
-    facts: dict[str, Any] = field(default_factory=dict)
+    place: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Json] = field(default_factory=dict)
 
 
 class Recorder:
@@ -93,6 +94,9 @@ class Recorder:
     def set_loss(self, loss: Any) -> None:
         """The step's loss; a tensor on a GPU is not read before the device has passed the step."""
 
+    def fact(self, name: str, value: Json) -> None:
+        """Something else that is known of the step under way."""
+
     def end_step(self, n: int, epoch: int, *, boundary: bool) -> None:
         """The step is over; the next one starts now."""
 
@@ -101,6 +105,10 @@ class Recorder:
         """Time that belongs to no step. Only between steps."""
         yield
 
+    def paused_s(self) -> float:
+        """Seconds so far that belonged to no step: what an evaluation takes is not part of a training's time."""
+        return 0.0
+
     def whereabouts(self) -> str:
         """The step under way, in words, for the message of a failure."""
         return "an unrecorded step"
@@ -108,6 +116,9 @@ class Recorder:
     def last_activity(self) -> str:
         """The step under way and the oldest collective without an end, in words, for the message of a failure."""
         return self.whereabouts()
+
+    def continue_after(self, n: int) -> None:
+        """Step n was done before this recorder was made: it goes on from there."""
 
     def close(self) -> None:
         """Write what is still pending."""
@@ -131,6 +142,7 @@ class StepRecorder(Recorder):
         self._since: Any = self.clock.mark()
         self._step = _RawStep(self._since)
         self._last_n = 0
+        self._between_ns, self._paused_ns = time.monotonic_ns(), 0
 
     def switch(self, phase: str | None) -> None:
         """Close the open phase and open another with one mark; switching to the open phase changes nothing."""
@@ -167,6 +179,10 @@ class StepRecorder(Recorder):
         """Keep the loss, unread."""
         self._step.loss = loss
 
+    def fact(self, name: str, value: Json) -> None:
+        """Keep it for the step's event."""
+        self._step.facts[name] = value
+
     def end_step(self, n: int, epoch: int, *, boundary: bool) -> None:
         """Close the step with one mark, which starts the next, and write what can be written."""
         now = self.clock.mark()
@@ -174,12 +190,11 @@ class StepRecorder(Recorder):
         if self._phase is not None:
             step.spans.append((self._phase, self._since, now))
         self._phase, self._since, step.end = None, now, now
-        step.facts = {"n": n, "epoch": epoch, "boundary": boundary, "warmup": n <= self._warmup_steps}
+        step.place = {"n": n, "epoch": epoch, "boundary": boundary, "warmup": n <= self._warmup_steps}
         self._unwritten.append(step)
-        self._step = _RawStep(now)
-        self._step.ops += [op.continued(now) for op in step.ops if op.travels and not op.seen()]
+        self._step = self._following(step.ops, now)
         self._last_n = n
-        began = time.monotonic_ns()
+        began = self._between_ns = time.monotonic_ns()
         self._write_ready()
         self.spend(time.monotonic_ns() - began)
 
@@ -187,8 +202,18 @@ class StepRecorder(Recorder):
     def paused(self) -> Iterator[None]:
         """Leave the time inside the block out of every step."""
         yield
+        self._paused_ns += time.monotonic_ns() - self._between_ns
         self._phase, self._since = None, self.clock.mark()
-        self._step = _RawStep(self._since)
+        self._step = self._following(self._step.ops, self._since)
+
+    @staticmethod
+    def _following(ops: Sequence[PendingOperation], now: Any) -> _RawStep:
+        """The step after one with these operations: those still travelling go on in it."""
+        return _RawStep(now, ops=[op.continued(now) for op in ops if op.travels and not op.seen()])
+
+    def paused_s(self) -> float:
+        """Time from the end of a step to the end of a pause behind it, summed over all pauses."""
+        return self._paused_ns / 1e9
 
     def whereabouts(self) -> str:
         """Number of the step under way and of the last complete one."""
@@ -203,6 +228,10 @@ class StepRecorder(Recorder):
         first = open_ops[0]
         size = (first.origin or first).bytes
         return f"{where}, {first.kind} of {first.purpose} ({size} bytes)"
+
+    def continue_after(self, n: int) -> None:
+        """Remember the last complete step of the run that goes on."""
+        self._last_n = n
 
     def close(self) -> None:
         """Wait for the device, then write the remaining steps. The step under way is incomplete and not
@@ -238,7 +267,8 @@ class StepRecorder(Recorder):
             loss=loss,
             overhead_ns=raw.overhead_ns,
             notes=notes,
-            **raw.facts,
+            facts=raw.facts,
+            **raw.place,
         )
 
     def _time(self, mark: Any) -> int:

@@ -94,6 +94,11 @@ class AdaComm(RoundStrategy):
         """The period of the round under way."""
         return self._progress.period
 
+    @property
+    def current_period(self) -> int | None:
+        """The same, for the events."""
+        return self._progress.period
+
     def _schedule_for(self, to: Attachment) -> Schedule:
         first, longest = self.values["period"], self.values["max_period"]
         if first > longest:
@@ -115,7 +120,12 @@ class AdaComm(RoundStrategy):
         device = self._parameters[0].data.device if self._parameters else "cpu"
         self._agreement: FlatBuffer = FlatBuffer(torch.zeros(4, dtype=torch.float64, device=device), (), ())
         self._losses: list[Any] = []
-        self._interval_began = self._read_at = self.clock()
+        self._recorder = to.collectives.recorder
+        self._interval_began = self._read_at = self._now()
+
+    def _now(self) -> float:
+        """Seconds of training: an evaluation between two steps is not part of an interval."""
+        return self.clock() - self._recorder.paused_s()
 
     def observe(self, loss: Any) -> None:
         """Keep the loss; it is not read before the round's end, so a GPU is not waited for."""
@@ -139,7 +149,7 @@ class AdaComm(RoundStrategy):
                 f"step {at.n}: adacomm follows the training loss and was told none in this round; call "
                 "model.observe_loss(loss) in each step"
             )
-        self._read_at = self.clock()
+        self._read_at = self._now()
         own = [self._read_at - self._interval_began, progress.loss_sum, progress.loss_count, self._rate.now()[0]]
         self._agreement.data.copy_(torch.tensor(own, dtype=torch.float64))
         return [*self._local.shares(), Share(self._agreement, "agreement", lambda chunk: None)]
@@ -189,7 +199,7 @@ class AdaComm(RoundStrategy):
 
     def state_dict(self) -> dict[str, Any]:
         """What is kept, the schedule's position, and how much of the interval is over."""
-        elapsed = 0.0 if self.values["interval_steps"] else self.clock() - self._interval_began
+        elapsed = 0.0 if self.values["interval_steps"] else self._now() - self._interval_began
         progress = dict(vars(self._gather_losses()))
         return {**super().state_dict(), "rate": self._rate_before, "progress": progress, "elapsed": elapsed}
 
@@ -199,4 +209,4 @@ class AdaComm(RoundStrategy):
         self._rate_before = None if state["rate"] is None else [float(rate) for rate in state["rate"]]
         for key, value in state["progress"].items():
             setattr(self._progress, key, value)
-        self._interval_began = self.clock() - float(state["elapsed"])
+        self._interval_began = self._now() - float(state["elapsed"])

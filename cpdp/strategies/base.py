@@ -111,6 +111,11 @@ class Strategy(ABC):
         replicas are then equal bit by bit.
         """
 
+    @property
+    def current_period(self) -> int | None:
+        """The period of the round under way, for a strategy that changes it; it is written into each step's event."""
+        return None
+
     def equalises(self, at: Position) -> bool:
         """Whether this step leaves all replicas equal; asked before `synchronise`."""
         return self.boundary(at)

@@ -11,6 +11,7 @@ import pytest
 
 from cpdp import experiment, matrix
 from cpdp.errors import ExperimentError, StrategyError
+from cpdp.phase import parse_strategies
 from netlab import load_profile
 
 GOOD = """
@@ -116,13 +117,13 @@ def test_a_network_path_starts_at_the_experiments_folder():
     ],
 )
 def test_a_comma_separates_strategies_and_their_options(flag, names):
-    found = experiment.parse_strategies(flag)
+    found = parse_strategies(flag)
     assert [spec["name"] for spec in found] == names
 
 
 def test_a_wrong_strategy_in_a_flag_is_named():
     with pytest.raises(StrategyError, match="'sgdlocal' does not exist"):
-        experiment.parse_strategies("ddp,sgdlocal:k=2")
+        parse_strategies("ddp,sgdlocal:k=2")
 
 
 def test_every_strategy_runs_once_in_every_repeat_before_the_next_repeat_starts():
@@ -155,7 +156,7 @@ def test_ids_are_unique_ordered_and_fit_a_file_name():
 
 
 def test_a_label_is_as_short_as_it_may_be():
-    same = experiment.parse_strategies("cpdp:k=4,beta=0.3,cpdp:k=4,beta=0.5,ddp")
+    same = parse_strategies("cpdp:k=4,beta=0.3,cpdp:k=4,beta=0.5,ddp")
     labels = matrix.label_all(same)
     assert labels[2] == "ddp"
     assert labels[0] != labels[1]
@@ -165,7 +166,7 @@ def test_a_label_is_as_short_as_it_may_be():
 
 def test_the_same_strategy_twice_is_refused():
     with pytest.raises(ExperimentError, match="listed twice; use repeats"):
-        matrix.label_all(experiment.parse_strategies("ddp,ddp"))
+        matrix.label_all(parse_strategies("ddp,ddp"))
 
 
 def test_resolved_json_holds_all_that_is_needed_to_run_again():
