@@ -25,7 +25,9 @@ from netlab.impairment import Impairment
 from netlab.links import netem, tun
 from netlab.links.relay import Direction, Effects, Relay
 from netlab.links.relay_stats import DirectionStats
+from netlab.monitor import Look
 from netlab.plan import Plan
+from netlab.processors import Processors
 
 _TUNSETPERSIST = 0x400454CB
 
@@ -83,6 +85,18 @@ class Executor:
             )
         found = zip(self._shapes, self.relay.stats(), strict=True)
         return tuple(replace(stats, name=name) for name, stats in found)
+
+    def look(self) -> Look:
+        """Every counter of this moment."""
+        state = self.impairments
+        rates = {name: None if each.rate is None else each.rate.bps for name, each in state.items()}
+        lossless = frozenset(name for name, each in state.items() if each.up and not each.rate and not each.loss)
+        return Look(time.monotonic_ns(), time.time(), self.traffic(), Processors.now(), rates, lossless)
+
+    def take_peaks(self) -> dict[str, tuple[int, int]]:
+        """Peaks of every direction since this was last called; of a netem there are none but what a look sees."""
+        found = self.relay.take_peaks() if self.relay is not None else {}
+        return dict(zip(self._shapes, found.values(), strict=True)) if found else {}
 
     def change(self, direction: str, impairment: Impairment) -> int:
         """Give a direction a new state while traffic flows; returns the CLOCK_MONOTONIC ns from which it holds."""

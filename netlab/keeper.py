@@ -25,6 +25,7 @@ from netlab.hosts.container import ContainerHost
 from netlab.hosts.process import ProcessHost
 from netlab.impairment import Impairment
 from netlab.links.relay_stats import DirectionStats
+from netlab.monitor import Look, Monitor, Sample
 from netlab.plan import Plan
 from netlab.player import Player
 from netlab.schedule import Change
@@ -47,6 +48,7 @@ class Keeper:
         self._plan: Plan | None = None
         self._why = ""
         self._events: list[dict[str, Any]] = []
+        self.monitor = Monitor(self._executor.look, self._executor.take_peaks)
         self._faults_noted = 0
         self.player: Player | None = None
         self.listener: socket.socket | None = None
@@ -142,6 +144,11 @@ class Keeper:
         self.play()
         return unfollowed(self._events, since_ns)
 
+    def wait_s(self) -> float | None:
+        """Seconds until something is to be done without a request, or None."""
+        waits = [self.player.wait_s() if self.player else None, self.monitor.wait_s()]
+        return min((wait for wait in waits if wait is not None), default=None)
+
     def impairments(self) -> dict[str, Impairment]:
         """The present state of every direction."""
         return dict(self._executor.impairments)
@@ -153,6 +160,14 @@ class Keeper:
     def traffic(self) -> tuple[DirectionStats, ...]:
         """Counters of every relayed direction."""
         return self._executor.traffic()
+
+    def mark(self) -> Look:
+        """Watch the lab from now on; returns what is seen now."""
+        return self.monitor.begin()
+
+    def since(self, from_ns: int) -> tuple[Look, tuple[Sample, ...], bool]:
+        """What is seen now, every sample since a mark, and whether the relay, if there is one, still runs."""
+        return (*self.monitor.since(from_ns), self.relay_alive())
 
     def relay_alive(self) -> bool:
         """Whether the relay, if the lab has one, is still running."""
@@ -231,9 +246,9 @@ class Server:
     def run(self) -> None:
         """Serve until told to stop, or until nobody is left who could."""
         while not self._keeper.stopping and (self._started or self._keeper.listener):
-            wait = self._keeper.player.wait_s() if self._keeper.player else None
-            ready = self._ready.select(wait)
+            ready = self._ready.select(self._keeper.wait_s())
             self._keeper.play()
+            self._keeper.monitor.tick()
             for key, _ in ready:
                 if key.fileobj == self._wake:
                     os.read(self._wake, 4096)

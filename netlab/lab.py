@@ -286,11 +286,17 @@ class Lab:
 
     def mark(self) -> Mark:
         """Remember this moment, to ask later for the ``health`` since."""
-        return Mark.now(self.statistics())
+        seen: Mark = self._call("mark")
+        return seen
 
     def health(self, since: Mark) -> Health:
-        """Whether the emulation kept up since ``since``, and if not, why."""
-        return judge(since, self.mark(), relay_alive=bool(self._call("relay_alive")))
+        """Whether the emulation kept up since ``since``, and if not, why. A schedule that could not be followed counts
+        from the lab's start: the network is not the one asked for since then. From a mark on, the lab looks at itself
+        once a second.
+        """
+        now, samples, alive = self._call("since", since.at_ns)
+        faults = self._call("unfollowed", since.at_ns)
+        return judge(since, now, samples, relay_alive=alive, carrier=self.carrier, faults=faults)
 
     def set(self, link: str, *words: str) -> list[str]:
         """Change a link while traffic flows: ``lab.set("paris-tokyo", "rate=10mbit", "backward.loss=1%")``.

@@ -67,6 +67,7 @@ class Relay:
         self._shared = _shared_of(memory)
         self._tables = {direction.name: direction.jitter_table() for direction in directions}
         self._table_numbers = FIRST_TABLE
+        self._peaks: dict[str, tuple[int, int]] = {}  # taken so far
 
     @classmethod
     def start(cls, directions: Sequence[Direction], *, realtime: bool = True) -> "Relay":
@@ -156,7 +157,27 @@ class Relay:
 
     def stats(self) -> tuple[DirectionStats, ...]:
         """Return the counters of every direction, in the order given to start(). Also after the end."""
-        return tuple(_stats_of(name, self._direction(index)) for name, index in self._index.items())
+        found = (_stats_of(name, self._direction(index)) for name, index in self._index.items())
+        return tuple(self._with_peaks(stats) for stats in found)
+
+    def take_peaks(self) -> dict[str, tuple[int, int]]:
+        """Per direction, the most wire bytes that waited and the largest lateness (ns) since this was last called.
+
+        The peaks in stats() are of the whole time all the same.
+        """
+        return {name: self._take_peaks(name, self._direction(index).stats) for name, index in self._index.items()}
+
+    def _take_peaks(self, name: str, stats: Any) -> tuple[int, int]:
+        peaks = [_ffi.addressof(stats, key) for key in ("queue_bytes_peak", "lateness_max_ns")]
+        queue, late = (int(_lib.nl_peak_take(peak)) for peak in peaks)
+        before = self._peaks.get(name, (0, 0))
+        self._peaks[name] = max(before[0], queue), max(before[1], late)
+        return queue, late
+
+    def _with_peaks(self, stats: DirectionStats) -> DirectionStats:
+        queue, late = self._peaks.get(stats.name, (0, 0))
+        queue, late = max(queue, stats.queue_bytes_peak), max(late, stats.lateness_max_ns)
+        return replace(stats, queue_bytes_peak=queue, lateness_max_ns=late)
 
     def change(self, name: str, **changes: Any) -> int:
         """Change delay_ns, rate_bps, queue_bytes, queue_packets or effects of a direction while it carries traffic.

@@ -61,8 +61,20 @@ class DirectionStats:
     @property
     def drops_other(self) -> int:
         """Packets lost for any reason that the model does not ask for."""
-        writes = self.drops_write_busy + self.drops_write_down + self.drops_write_bad + self.drops_write_other
-        return self.drops_device + self.drops_memory + self.drops_malformed + writes
+        return sum(self.drops_by_fault.values())
+
+    @property
+    def drops_by_fault(self) -> dict[str, int]:
+        """The same by cause, under the words for people."""
+        return {
+            "the device's queue was full": self.drops_device,
+            "no memory": self.drops_memory,
+            "malformed": self.drops_malformed,
+            "the receiving device was full": self.drops_write_busy,
+            "the receiving device was down": self.drops_write_down,
+            "the kernel refused the packet": self.drops_write_bad,
+            "another error of the receiving device": self.drops_write_other,
+        }
 
     def lateness_quantile(self, q: float) -> int | None:
         """Upper bound of the bucket that holds the q-quantile (0 < q <= 1) of the lateness, in ns; None: no

@@ -244,6 +244,8 @@ void nl_params_publish(struct nl_direction *direction, const struct nl_params *p
                        uint64_t memory_cap_bytes);
 uint64_t nl_params_taken(const struct nl_direction *direction);
 void nl_stats_read(const struct nl_direction *direction, struct nl_stats *out);
+/* Take the largest value that the counter has seen since it was last taken: queue_bytes_peak or lateness_max_ns. */
+uint64_t nl_peak_take(uint64_t *counter);
 
 /* ---- the relay process (relay.c): runs until control_fd is closed at its other end ---- */
 
