@@ -108,6 +108,8 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument(
         "--level", choices=("rtt", "quick", "full"), default="quick", help="how thorough (default: quick)"
     )
+    text = "only this link, by its name in the profile, or this WORKER.access (repeatable)"
+    verify.add_argument("--link", metavar="NAME", action="append", default=[], help=text)
     doctor = verb(
         "doctor",
         _doctor,
@@ -247,8 +249,9 @@ def _start(options: argparse.Namespace, *shared: str) -> Lab:
 
 
 def _verify(options: argparse.Namespace, _command: list[str]) -> int:
+    _check_links(options)
     with _start(options) as lab:
-        verification = lab.verify(options.level)
+        verification = lab.verify(options.level, options.link)
     if options.json:
         _print_json(verification.to_json())
     else:
@@ -256,6 +259,17 @@ def _verify(options: argparse.Namespace, _command: list[str]) -> int:
 
         print_verification(verification)
     return EXIT_DONE if verification.ok else EXIT_INVALID
+
+
+def _check_links(options: argparse.Namespace) -> None:
+    """Refuse names of links that there are not before anything is built."""
+    from netlab.live import known_link
+    from netlab.profile import load_profile
+
+    if options.link:
+        profile = load_profile(options.profile)
+        for name in options.link:
+            known_link(profile, name)
 
 
 def _doctor(options: argparse.Namespace, _command: list[str]) -> int:

@@ -45,12 +45,13 @@ def of_worker(plan: Plan, worker: Worker, state: Mapping[str, Impairment]) -> di
 
 def paths(topology: Topology, name: str, state: Mapping[str, Impairment]) -> dict[str, Way]:
     """From one worker to each other, as the links are in ``state``."""
-    site_of = {worker.name: worker.site for worker in topology.workers}
+    at_home = {link.a for link in topology.profile.access}
+    place_of = {each.name: each.name if each.name in at_home else f"{each.site} LAN" for each in topology.workers}
     found: dict[str, Way] = {}
-    for other, site in site_of.items():  # all workers of a site are equally far
-        if other != name and site not in found:
-            found[site] = _way(topology, name, other, state)
-    return {other: found[site] for other, site in site_of.items() if other != name}
+    for other, place in place_of.items():  # all workers on a site's LAN are equally far
+        if other != name and place not in found:
+            found[place] = _way(topology, name, other, state)
+    return {other: found[place] for other, place in place_of.items() if other != name}
 
 
 def _way(topology: Topology, source: str, target: str, state: Mapping[str, Impairment]) -> Way:

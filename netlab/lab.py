@@ -271,9 +271,9 @@ class Lab:
         code = 128 + end.signal if end.signal is not None else 127 if end.error is not None else end.code or 0
         return subprocess.CompletedProcess(list(argv), code, bytes(out), bytes(err))
 
-    def verify(self, level: verify.Level = "quick") -> verify.Verification:
-        """Measure what the network achieves with real traffic and hold it against the profile."""
-        return verify.measure(self, level)
+    def verify(self, level: verify.Level = "quick", links: Sequence[str] = ()) -> verify.Verification:
+        """Measure what the network achieves with real traffic, and compare with the profile; ``links``: only these."""
+        return verify.measure(self, level, links)
 
     def traffic(self) -> dict[str, dict[str, int]]:
         """What crossed each shaped direction so far: IP bytes and packets in and out, and drops."""

@@ -49,10 +49,7 @@ def parse_set(profile: Profile, link: str, words: Sequence[str]) -> Entry:
 
     Raises UserError for an unknown link, DocumentError with all faults of the words.
     """
-    known = [candidate.name for candidate in profile.links]
-    if link not in known:
-        names = ", ".join(known) or "none"
-        raise UserError(f"{quote(link)} is not a link of {profile.name} (links: {names}){did_you_mean(link, known)}")
+    known_link(profile, link)
     problems = Problems()
     place = Place(f"set {link}", 0)
     table = _table(words, place, problems)
@@ -63,6 +60,14 @@ def parse_set(profile: Profile, link: str, words: Sequence[str]) -> Entry:
     problems.raise_as(DocumentError)
     targets = tuple(Target(link, way, Hold(found[way])) for way in WAYS if found[way])
     return Entry(Duration(0), targets, label=BY_HAND)
+
+
+def known_link(profile: Profile, name: str) -> None:
+    """Raises UserError, naming those that there are, where nothing of that name can be changed or measured."""
+    known = [link.name for link in profile.shaped]
+    if name not in known:
+        names = ", ".join(known) or "none"
+        raise UserError(f"{quote(name)} is not a link of {profile.name} (links: {names}){did_you_mean(name, known)}")
 
 
 def _table(words: Sequence[str], place: Place, problems: Problems) -> Table:

@@ -49,7 +49,10 @@ class Site:
 
 @dataclass(frozen=True)
 class Link:
-    """A WAN path between two sites: `forward` leads from a to b, `backward` from b to a."""
+    """A WAN path between two sites: `forward` leads from a to b, `backward` from b to a.
+
+    Also a worker's own access to its site: then `a` is the worker, `b` the site, and the name is WORKER.access.
+    """
 
     name: str
     a: str
@@ -96,6 +99,12 @@ class Profile:
     schedule: tuple[Entry, ...] = ()
     files: tuple[tuple[str, str], ...] = ()
     hosts: HostSettings = NOTHING_SAID
+    access: tuple[Link, ...] = ()  # of workers that are not on their site's LAN
+
+    @property
+    def shaped(self) -> tuple[Link, ...]:
+        """Everything that has a name, can change and is measured: links between sites, then access of workers."""
+        return (*self.links, *self.access)
 
     def settings(self, site: str, index: int) -> HostSettings:
         """How the host of a worker is made: what is said for it, else for its site, else for all."""

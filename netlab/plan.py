@@ -169,14 +169,17 @@ def _lan_operations(topology: Topology, carrier: Carrier) -> Iterator[Operation]
         yield MakeBridge(router_of(site.name), BRIDGE, f"10.{number}.0.1/16", mtu)
     for port in topology.ports:
         yield MakeVeth(port.worker, WORKER_INTERFACE, port.node, port.interface, mtu)
-        yield AttachPort(port.node, port.interface, BRIDGE)
+        if port.address is None:
+            yield AttachPort(port.node, port.interface, BRIDGE)
+        else:
+            yield AddAddress(port.node, port.interface, port.address)
         if carrier == "netem":
             yield CutUnits(port.worker, WORKER_INTERFACE)
 
 
 def _worker_addresses(topology: Topology) -> Iterator[Operation]:
     for worker in topology.workers:
-        yield AddAddress(worker.name, worker.interface, f"{worker.address}/16")
+        yield AddAddress(worker.name, worker.interface, f"{worker.address}/{worker.prefix}")
 
 
 def _layer(joint: Joint) -> Layer:

@@ -19,7 +19,7 @@ from netlab.fields import Fields, Problems, read_fields, read_unit
 from netlab.hosts.settings import read_settings, read_site_settings
 from netlab.link_fields import DIRECTION_KEYS, HINTS, ONE_WAY_HINTS
 from netlab.network import Lan, Link, Profile, Site, Tcp, Uplink
-from netlab.profile_links import MAX_MTU, MIN_MTU, NAME, NAME_RULE, Common, read_links
+from netlab.profile_links import MAX_MTU, MIN_MTU, NAME, NAME_RULE, Common, read_access, read_links
 from netlab.schedule import check
 from netlab.schedule_fields import read_schedule
 from netlab.shipped import find_document, read_beside
@@ -36,8 +36,8 @@ RMEM_DEFAULT, WMEM_DEFAULT = 131072, 16384  # Linux's own middle figures, for wh
 
 _PROFILE_KEYS = ("name", "source", "sites", "links", "tcp", "mtu", "seed", "schedule", "hosts")
 _PROFILE_LATER = ("carrier", "dilation", "traces", "events")
-_SITE_KEYS = ("workers", "lan", "uplink", "hosts")
-_SITE_LATER = ("access", "seed", "schedule", "mtu", "tcp")
+_SITE_KEYS = ("workers", "lan", "uplink", "hosts", "access")
+_SITE_LATER = ("seed", "schedule", "mtu", "tcp")
 _TCP_KEYS = ("congestion_control", "slow_start_after_idle", "rmem", "wmem")
 _LAN_LATER = (*(key for key in DIRECTION_KEYS if key not in ("delay", "rate")), "schedule")
 
@@ -75,11 +75,13 @@ def _profile(top: Fields, text: str, path: str, attached: Attached) -> Profile:
     table = top.table("sites", required=True)
     sites = _sites(top, table or {})
     seed = top.integer("seed", 0, MAX_SEED) or 0
-    links, traces = read_links(top, Common(tuple(table or {}), mtu, seed, attached))
+    common = Common(tuple(table or {}), mtu, seed, attached)
+    links, traces = read_links(top, common)
+    access, more_traces = read_access(top, {site.name: site.workers for site in sites}, links, common)
     if not top.problems.found:
         _check_connected(top, sites, links)
     # Entries name links, so where those are faulty, what their entries would say is noise.
-    schedule = read_schedule(top, links, tuple(table or {}), attached) if not top.problems.found else ()
+    schedule = read_schedule(top, (*links, *access), common.sites, attached) if not top.problems.found else ()
     return Profile(
         name=top.string("name", pattern=NAME, allowed=NAME_RULE) or _stem(path),
         source=top.string("source") or "",
@@ -90,9 +92,10 @@ def _profile(top: Fields, text: str, path: str, attached: Attached) -> Profile:
         path=path,
         text=text,
         seed=seed,
-        schedule=(*traces, *schedule),
+        schedule=(*traces, *more_traces, *schedule),
         files=attached.all(),
         hosts=read_settings(top),
+        access=access,
     )
 
 

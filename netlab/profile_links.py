@@ -1,4 +1,4 @@
-"""The `links` of a profile -> Links, each direction resolved to its Impairment, and what their traces change. Pure.
+"""The `links` of a profile and the `access` of its sites -> Links, their directions resolved, and their traces. Pure.
 
 Part of `netlab.profile`. What `forward` or `backward` says counts before what the link says; then the settings of each
 direction are resolved together, and a combination that cannot be is a fault of the key to blame, where it is written.
@@ -12,7 +12,7 @@ from typing import Any
 
 from netlab.attached import Attached
 from netlab.chances import derive_seed
-from netlab.document import Items, Node, describe
+from netlab.document import Items, Node, Table, describe
 from netlab.fields import Fields, Problems, did_you_mean, read_fields, read_text
 from netlab.impairment import ETHERNET, Impairment, QueueRule, derive_queue
 from netlab.link_fields import DIRECTION_KEYS, HINTS, ONE_WAY_HINTS, read_settings
@@ -25,7 +25,10 @@ from netlab.units import Delay, Duration, quote
 MIN_MTU, MAX_MTU = 576, 9216  # what every IPv4 host must accept; the largest jumbo frame in common use
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 NAME_RULE = "letters, digits, '.', '_' and '-', at most 100, the first a letter or digit"
-LINK_KEYS = ("between", "name", "rtt", *DIRECTION_KEYS, "mtu", "forward", "backward")
+ACCESS_KEYS = ("rtt", *DIRECTION_KEYS, "mtu", "forward", "backward")
+LINK_KEYS = ("between", "name", *ACCESS_KEYS)
+_ACCESS_HINTS = HINTS | dict.fromkeys(("upload", "uplink", "up"), "write forward: {...}: it leads from the worker")
+_ACCESS_HINTS |= dict.fromkeys(("download", "downlink", "down"), "write backward: {...}: it leads to the worker")
 
 
 @dataclass(frozen=True)
@@ -69,9 +72,52 @@ def read_links(top: Fields, common: Common) -> tuple[tuple[Link, ...], tuple[Ent
     return tuple(links.values()), tuple(traces)
 
 
+def read_access(
+    top: Fields, sites: Mapping[str, int], links: Sequence[Link], common: Common
+) -> tuple[tuple[Link, ...], tuple[Entry, ...]]:
+    """The access of single workers in the order of the file, and one entry of the schedule for each trace.
+
+    `sites`: names of the sites with their number of workers. `links`: those between sites, whose names are taken.
+    """
+    found: list[Link] = []
+    traces: list[Entry] = []
+    for site, node in (top.table("sites") or {}).items():
+        if not isinstance(node, Table) or site not in sites:
+            continue
+        table = Fields(node, top.problems).table("access") or {}
+        for index, below in table.items():
+            read = _access(site, index, below, sites[site], top.problems, common)
+            if read is None:
+                continue
+            found.append(read[0])
+            traces += read[1]
+            for link in links:
+                if link.name == read[0].name:
+                    top.problems.add(
+                        below.place, f"{quote(link.name)} is already the name of the link in line {link.line}"
+                    )
+    return tuple(found), tuple(traces)
+
+
+def _access(
+    site: str, index: str, node: Node, workers: int, problems: Problems, common: Common
+) -> tuple[Link, list[Entry]] | None:
+    if not index.isdecimal() or str(int(index)) != index or int(index) >= workers:
+        problems.add(node.place, f"{quote(index)} is no worker of {site}: an index from 0 to {workers - 1} is wanted")
+        return None
+    fields = read_fields(node, problems, ACCESS_KEYS, ("schedule",), _ACCESS_HINTS)
+    worker = f"{site}-{index}"
+    return _read(fields, common, (worker, site), f"{worker}.access") if fields else None
+
+
 def _link(fields: Fields, common: Common) -> tuple[Link, list[Entry]] | None:
     ends = _between(fields, common.sites)
     name = fields.string("name", pattern=NAME, allowed=NAME_RULE) or ("-".join(ends) if ends else "")
+    return _read(fields, common, ends, name)
+
+
+def _read(fields: Fields, common: Common, ends: tuple[str, str] | None, name: str) -> tuple[Link, list[Entry]] | None:
+    """What a link says beside its ends and its name."""
     mtu = fields.integer("mtu", MIN_MTU, MAX_MTU) or common.mtu
     rtt, asked = fields.unit("rtt", Delay), _Asked(fields, read_settings(fields, common.attached))
     parts = [fields.fields(way, DIRECTION_KEYS, ("schedule",), ONE_WAY_HINTS) for way in WAYS]

@@ -79,7 +79,7 @@ def changes(profile: Profile, started: Sequence[Started] = (), since: Duration =
 def _moments(profile: Profile, started: Sequence[Started], since: Duration) -> Iterator[Change]:
     """Every moment at which a shape moves, begins or ends, also where nothing visible follows."""
     own = [(entry, entry.at) for entry in profile.schedule if isinstance(entry.at, Duration)]
-    directions = [(link, way) for link in profile.links for way in WAYS]
+    directions = [(link, way) for link in profile.shaped for way in WAYS]
     tracks = [_track(link, way, [*own, *started]) for link, way in directions]
     streams = [_numbered(number, track.play(since.ns)) for number, track in enumerate(tracks) if track.starts]
     for _, change in heapq.merge(*streams, key=lambda item: item[0]):

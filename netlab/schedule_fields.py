@@ -280,7 +280,8 @@ class _Reader:
         groups = self._groups()
         if groups is None:
             return []
-        cut = [link for link in self.links if groups.get(link.a) != groups.get(link.b)]
+        between = (link for link in self.links if link.a in self.sites)  # the others lead from a worker to its site
+        cut = [link for link in between if groups.get(link.a) != groups.get(link.b)]
         if not cut:
             self.fields.fault("partition", "no link leads from one of the groups to another: nothing would change")
         return [Target(link.name, way, Hold({"state": False})) for link in cut for way in WAYS]

@@ -7,11 +7,14 @@ carries the uplink's rate, so that all WAN traffic of the site crosses it.
 
 Addresses: site ``s`` (counted from 1) owns 10.s.0.0/16, its router is 10.s.0.1, its workers follow from 10.s.0.2. Joint
 ``k`` (a link between routers or edges) owns the k-th /30 of 172.16.0.0/12.
+
+A worker with an ``access`` of its own is not on the LAN: it has a *gateway* namespace to itself, as a home has a
+router, from which a joint leads to its site's router. Worker ``i`` of site ``s`` and its gateway share the i-th /30 of
+the s-th /18 of 100.64.0.0/10, the range of carriers' customers (RFC 6598).
 """
 
 from __future__ import annotations
 
-import heapq
 import ipaddress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,6 +23,7 @@ from typing import Literal
 from netlab.errors import PlanError
 from netlab.impairment import OFFLOAD_RATE_BPS, Impairment, derive_queue
 from netlab.profile import Link, Profile, Site
+from netlab.routing import Graph, next_hops
 from netlab.schedule import disturbed
 from netlab.timeline import WAYS, Way
 from netlab.units import Delay, Rate
@@ -29,8 +33,9 @@ MAX_WORKERS_PER_SITE = 60_000
 WORKER_INTERFACE = "eth0"
 BRIDGE = "lan"
 
-NodeKind = Literal["worker", "router", "edge"]
-JointKind = Literal["wan", "uplink", "access"]
+NodeKind = Literal["worker", "router", "edge", "gateway"]
+JointKind = Literal["wan", "uplink", "access", "line"]
+"""access: a worker's place on a shaped LAN; line: the access that a worker has for itself."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +49,15 @@ class Node:
 
 @dataclass(frozen=True)
 class Worker:
-    """One rank: its name (``SITE-INDEX``), its place in the world and its address on the site's LAN."""
+    """One rank: its name (``SITE-INDEX``), its place in the world and its address on its LAN."""
 
     name: str
     site: str
     rank: int
     address: str
     interface: str = WORKER_INTERFACE
+    prefix: int = 16
+    gateway: str = ""
 
 
 @dataclass(frozen=True)
@@ -90,11 +97,12 @@ class Joint:
 
 @dataclass(frozen=True)
 class Port:
-    """A worker's unshaped place on its site's bridge."""
+    """A worker's unshaped place on its site's bridge, or at its own gateway, which then has the ``address`` (CIDR)."""
 
     worker: str
     node: str
     interface: str
+    address: str | None = None
 
 
 @dataclass(frozen=True)
@@ -146,6 +154,11 @@ def edge_of(site: str) -> str:
     return f"{site}.edge"
 
 
+def gateway_of(worker: str) -> str:
+    """Name of the namespace between a worker and its own access."""
+    return f"{worker}.gateway"
+
+
 def build(profile: Profile) -> Topology:
     """Lay out ``profile``. Raises PlanError for more sites or workers than there are addresses."""
     _check_sizes(profile)
@@ -154,6 +167,7 @@ def build(profile: Profile) -> Topology:
     notes: list[str] = []
     workers = _workers(profile)
     nodes = [Node(worker.name, "worker", worker.site) for worker in workers]
+    nodes += [Node(gateway_of(link.a), "gateway", link.b) for link in profile.access]
     for site in profile.sites:
         nodes.append(Node(router_of(site.name), "router", site.name))
         if site.name in shared:
@@ -161,9 +175,10 @@ def build(profile: Profile) -> Topology:
     uplinks = [_uplink_joint(profile, site, links_of[site.name]) for site in profile.sites if site.name in shared]
     slowed = disturbed(profile, Rate(OFFLOAD_RATE_BPS))
     wans = [_wan_joint(profile, link, shared, notes) for link in profile.links]
-    wans = [replace(joint, single_packets=joint.name in slowed) for joint in wans]
+    lines = [_line(number, link) for number, link in enumerate(profile.access)]
+    named = [replace(joint, single_packets=joint.name in slowed) for joint in (*wans, *lines)]
     access, ports = _lans(profile, workers)
-    joints = _addressed([*uplinks, *wans]) + access
+    joints = _addressed([*uplinks, *named]) + access
     routes = _routes(profile, workers, joints)
     return Topology(profile, tuple(nodes), workers, ports, tuple(joints), tuple(routes), tuple(notes))
 
@@ -173,8 +188,10 @@ def carried(topology: Topology, link: str, way: Way, impairment: Impairment) -> 
 
     For changes while a lab runs: `netlab.schedule` and `netlab.live` know links only.
     """
-    (asked,) = (candidate for candidate in topology.profile.links if candidate.name == link)
-    (joint,) = (candidate for candidate in topology.joints if (candidate.kind, candidate.name) == ("wan", link))
+    (asked,) = (candidate for candidate in topology.profile.shaped if candidate.name == link)
+    (joint,) = (each for each in topology.joints if each.kind in ("wan", "line") and each.name == link)
+    if joint.kind == "line":
+        return joint.directions[WAYS.index(way)][0], impairment
     for uplink, _ in _folded_uplinks(topology.profile, asked, _shared(topology.profile)):
         impairment = _fold(impairment, uplink, asked)
     return joint.directions[WAYS.index(way)][0], impairment
@@ -202,11 +219,29 @@ def _check_sizes(profile: Profile) -> None:
 
 
 def _workers(profile: Profile) -> tuple[Worker, ...]:
+    at_home = {link.a for link in profile.access}
     found: list[Worker] = []
     for number, site in enumerate(profile.sites, start=1):
         for index in range(site.workers):
-            found.append(Worker(f"{site.name}-{index}", site.name, len(found), _lan_address(number, index + 2)))
+            name, rank = f"{site.name}-{index}", len(found)
+            address, gateway, prefix = _lan_address(number, index + 2), _lan_address(number, 1), 16
+            if name in at_home:
+                address, gateway, prefix = _home_address(number, index, 2), _home_address(number, index, 1), 30
+            found.append(Worker(name, site.name, rank, address, prefix=prefix, gateway=gateway))
     return tuple(found)
+
+
+def _home_address(site_number: int, index: int, host: int) -> str:
+    return str(ipaddress.IPv4Address("100.64.0.0") + (site_number << 14) + 4 * index + host)
+
+
+def _home_block(site_number: int) -> str:
+    return f"{_home_address(site_number, 0, 0)}/18"
+
+
+def _line(number: int, link: Link) -> Joint:
+    ends = End(gateway_of(link.a), "access", None), End(router_of(link.b), f"line-{number}", None)
+    return Joint(link.name, "line", *ends, link.forward, link.backward, link.mtu)
 
 
 def _lan_address(site_number: int, host: int) -> str:
@@ -273,13 +308,19 @@ def _addressed(joints: list[Joint]) -> list[Joint]:
 
 
 def _lans(profile: Profile, workers: tuple[Worker, ...]) -> tuple[list[Joint], tuple[Port, ...]]:
-    """A shaped LAN gives every worker an access joint with half of the host-to-host delay, a plain one a port."""
+    """A shaped LAN gives every worker an access joint with half of the host-to-host delay, a plain one a port, and an
+    access of its own a port of its own gateway.
+    """
+    at_home = {link.a for link in profile.access}
     sites = {site.name: site for site in profile.sites}
     access: list[Joint] = []
     ports: list[Port] = []
     counters = dict.fromkeys(sites, 0)
     for worker in workers:
         site = sites[worker.site]
+        if worker.name in at_home:
+            ports.append(Port(worker.name, gateway_of(worker.name), "lan", f"{worker.gateway}/{worker.prefix}"))
+            continue
         port = f"port-{counters[site.name]}"
         counters[site.name] += 1
         half = Delay((site.lan.delay.ns if site.lan.delay else 0) // 2)
@@ -296,51 +337,45 @@ def _lans(profile: Profile, workers: tuple[Worker, ...]) -> tuple[list[Joint], t
 def _routes(profile: Profile, workers: tuple[Worker, ...], joints: list[Joint]) -> list[Route]:
     """Default routes of the workers, and on every router and edge a route to each site by least delay."""
     numbers = {site.name: number for number, site in enumerate(profile.sites, start=1)}
-    routes = [Route(w.name, "default", _lan_address(numbers[w.site], 1), w.interface) for w in workers]
-    graph: dict[str, list[tuple[int, str, End, End]]] = {}
+    routes = [Route(w.name, "default", w.gateway, w.interface) for w in workers]
+    routes += _home_routes(workers, joints)
+    at_home = {link.b for link in profile.access}
+    graph: Graph[tuple[End, End]] = {}
     for joint in joints:
-        if joint.kind == "access":
+        if joint.kind in ("access", "line"):
             continue
         cost = joint.forward.delay.ns + joint.backward.delay.ns
-        graph.setdefault(joint.a.node, []).append((cost, joint.b.node, joint.a, joint.b))
-        graph.setdefault(joint.b.node, []).append((cost, joint.a.node, joint.b, joint.a))
+        graph.setdefault(joint.a.node, []).append((cost, joint.b.node, (joint.a, joint.b)))
+        graph.setdefault(joint.b.node, []).append((cost, joint.a.node, (joint.b, joint.a)))
     for site in profile.sites:
-        towards = _next_hops(graph, router_of(site.name))
-        destination = f"10.{numbers[site.name]}.0.0/16"
-        for node, (near, far) in towards.items():
+        number = numbers[site.name]
+        destinations = [f"10.{number}.0.0/16", *([_home_block(number)] if site.name in at_home else [])]
+        for node, (far, near) in next_hops(graph, router_of(site.name)).items():
             assert far.address is not None
-            routes.append(Route(node, destination, far.address, near.interface))
+            routes += [Route(node, destination, far.address, near.interface) for destination in destinations]
     return routes
 
 
-def _next_hops(graph: dict[str, list[tuple[int, str, End, End]]], target: str) -> dict[str, tuple[End, End]]:
-    """For each node that reaches ``target``: its own end and the far end of the next joint on the quickest way.
-
-    Dijkstra's algorithm from the target; ties go to the fewer hops, then to the name, so that routes are reproducible.
-    """
-    best: dict[str, tuple[End, End]] = {}
-    done: set[str] = set()
-    waiting: list[tuple[int, int, str]] = [(0, 0, target)]
-    cost_of: dict[str, tuple[int, int]] = {target: (0, 0)}
-    while waiting:
-        cost, hops, node = heapq.heappop(waiting)
-        if node in done:
-            continue
-        done.add(node)
-        for weight, neighbour, near, far in graph.get(node, []):
-            candidate = (cost + weight, hops + 1)
-            if neighbour not in done and candidate < cost_of.get(neighbour, (1 << 62, 0)):
-                cost_of[neighbour] = candidate
-                best[neighbour] = (far, near)
-                heapq.heappush(waiting, (*candidate, neighbour))
-    best.pop(target, None)
-    return best
+def _home_routes(workers: tuple[Worker, ...], joints: list[Joint]) -> list[Route]:
+    """Between a worker's gateway and its site's router."""
+    lines = {joint.name: joint for joint in joints if joint.kind == "line"}
+    routes = []
+    for worker in workers:
+        line = lines.get(f"{worker.name}.access")
+        if line is not None:
+            assert line.a.address is not None
+            assert line.b.address is not None
+            network = ipaddress.ip_network(f"{worker.address}/{worker.prefix}", strict=False)
+            routes.append(Route(line.a.node, "default", line.b.address, line.a.interface))
+            routes.append(Route(line.b.node, str(network), line.a.address, line.b.interface))
+    return routes
 
 
 def _walk(topology: Topology, source: str, target: str) -> tuple[tuple[Joint, Impairment], ...]:
     by_worker = {worker.name: worker for worker in topology.workers}
     first, last = by_worker[source], by_worker[target]
-    access = {joint.a.node: joint for joint in topology.joints if joint.kind == "access"}
+    kinds = ("access", "line")
+    access = {joint.name.removesuffix(".access"): joint for joint in topology.joints if joint.kind in kinds}
     crossed: list[tuple[Joint, Impairment]] = []
     if source in access:
         crossed.append((access[source], access[source].forward))

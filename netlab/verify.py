@@ -1,10 +1,10 @@
 """Measures what the network achieved, with real packets, and holds it against what was asked for, two-sided.
 
-Per WAN link: the round trip of ICMP echoes, and per direction the rate that a UDP overload gets through. A link
-that the route between two workers uses alone is measured between those workers, so that everything they will meet
-is included; any other link is measured between the routers at its ends. What is expected follows from the profile
-by arithmetic: delays of all joints on the path, the time every joint needs to send the probe packet, and the
-slowest rate.
+Per WAN link, and per access of a single worker: the round trip of ICMP echoes, and per direction the rate that a UDP
+overload gets through. A link that the route between two workers uses alone is measured between those workers, so that
+everything they will meet is included; any other link is measured between the routers at its ends, an access between
+worker and router. What is expected follows from the profile by arithmetic: delays of all joints on the path, the time
+every joint needs to send the probe packet, and the slowest rate.
 
 A quantity outside its bounds is measured a second time, alone and for longer, and the second figure counts: a
 machine that was busy for a moment is no reason to stop, a network that misses its figures twice is.
@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from netlab import verify_effects as effects
 from netlab.errors import NetlabError
 from netlab.impairment import Impairment
+from netlab.live import known_link
+from netlab.topology import Joint, Topology
 
 if TYPE_CHECKING:
     from netlab.lab import Lab
@@ -131,9 +133,12 @@ class Way:
         return min(limited, key=lambda step: step.rate.bps if step.rate else 0) if limited else None
 
 
-def measure(lab: Lab, level: Level) -> Verification:
-    """Probe every WAN link of the lab. Raises ProbeError when a probe itself fails."""
-    pairs = [_ways(lab, joint.name) for joint in lab.topology.joints if joint.kind == "wan"]
+def measure(lab: Lab, level: Level, only: Sequence[str] = ()) -> Verification:
+    """Probe every link and every access of the lab, or ``only`` those named.
+
+    Raises UserError for a name that there is not, ProbeError when a probe itself fails.
+    """
+    pairs = [_ways(lab, name) for name in _named(lab, only)]
     with ThreadPoolExecutor(max_workers=8) as pool:
         rows = list(pool.map(lambda pair: _rtt_row(lab, pair, level), pairs))
     for number, (row, pair) in enumerate(zip(rows, pairs, strict=True)):
@@ -152,12 +157,22 @@ def measure(lab: Lab, level: Level) -> Verification:
     return Verification(lab.carrier, level, tuple(rows))
 
 
+def _named(lab: Lab, only: Sequence[str]) -> list[str]:
+    for name in only:
+        known_link(lab.profile, name)
+    known = [joint.name for joint in lab.topology.joints if joint.kind in ("wan", "line")]
+    return [name for name in known if not only or name in only]
+
+
 def _ways(lab: Lab, name: str) -> tuple[Way, Way]:
     """Both directions of the link called ``name``."""
     topology = lab.topology
     joint = next(joint for joint in topology.joints if joint.name == name)
+    if joint.kind == "line":
+        return _line_ways(topology, joint)
     site = {node.name: node.site for node in topology.nodes}
-    first = {worker.site: worker for worker in reversed(topology.workers)}
+    at_home = {link.a for link in topology.profile.access}
+    first = {worker.site: worker for worker in reversed(topology.workers) if worker.name not in at_home}
     near, far = first.get(site[joint.a.node]), first.get(site[joint.b.node])
     if near is not None and far is not None:
         there, back = topology.path(near.name, far.name), topology.path(far.name, near.name)
@@ -189,6 +204,20 @@ def _ways(lab: Lab, name: str) -> tuple[Way, Way]:
         Way(name, f"{a.node}>{b.node}", a.node, b.node, joint.b.address, (joint.forward,), joint.mtu),
         Way(name, f"{b.node}>{a.node}", b.node, a.node, joint.a.address, (joint.backward,), joint.mtu),
     )
+
+
+def _line_ways(topology: Topology, joint: Joint) -> tuple[Way, Way]:
+    """Both directions of a worker's own access."""
+    name, router = joint.name, joint.b
+    (worker,) = (each for each in topology.workers if joint.name == f"{each.name}.access")
+    assert router.address is not None
+    up = Way(
+        name, f"{worker.name}>{router.node}", worker.name, router.node, router.address, (joint.forward,), joint.mtu
+    )
+    down = Way(
+        name, f"{router.node}>{worker.name}", router.node, worker.name, worker.address, (joint.backward,), joint.mtu
+    )
+    return up, down
 
 
 def _steps(path: Sequence[tuple[object, Impairment]]) -> tuple[Impairment, ...]:

@@ -486,6 +486,7 @@ def test_the_shipped_profiles_are_those_of_the_reference():
         "opendiloco-continents",
         "starlink-like",
         "two-campuses",
+        "volunteer-at-home",
     ]
     assert shipped_folder() == ROOT / "profiles"
 
@@ -654,6 +655,8 @@ KEYS = [
     "probability",
     "burst",
     "csv",
+    "access",
+    "0",
     "at",
     "link",
     "set",
@@ -705,13 +708,17 @@ LINKS = optional(
     between=st.just(["a", "b"]) | TREES, rtt=SCALARS, delay=SCALARS, rate=SCALARS, queue=SCALARS, mtu=SCALARS,
     forward=WAYS | TREES, backward=WAYS | TREES, name=SCALARS, seed=TREES, **EFFECTS,
 )  # fmt: skip
-SITES = optional(workers=st.just("1") | TREES, lan=WAYS | TREES, uplink=WAYS | TREES)
+ACCESS = st.dictionaries(st.sampled_from(["0", "1", "00", "-1", "x"]), WAYS | LINKS | TREES, max_size=2)
+SITES = optional(workers=st.just("1") | TREES, lan=WAYS | TREES, uplink=WAYS | TREES, access=ACCESS | TREES)
 PROFILES = optional(
     sites=st.dictionaries(st.sampled_from(["a", "b", "a-0", "A"]), SITES, max_size=3) | TREES,
     links=st.lists(LINKS, max_size=3) | TREES,
     tcp=TREES,
     mtu=SCALARS,
-    schedule=st.lists(optional(at=SCALARS, link=st.just("a-b"), set=WAYS, ramp=WAYS, over=SCALARS), max_size=2) | TREES,
+    schedule=st.lists(
+        optional(at=SCALARS, link=st.sampled_from(["a-b", "a-0.access"]), set=WAYS, ramp=WAYS, over=SCALARS), max_size=2
+    )
+    | TREES,
     seed=TREES,
     name=TREES,
     source=TREES,
