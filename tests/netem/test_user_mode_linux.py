@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import ROOT
 from tests.netem import junit_results, uml
 
 HERE = Path(__file__).parent
@@ -137,7 +138,7 @@ def test_ending_whoever_started_it_leaves_no_process_and_no_file(memory, how):
 
 def inner_pytest(tmp_path, *options: str) -> subprocess.CompletedProcess[str]:
     """Run FAILING_TESTS as a user would."""
-    (tmp_path / "conftest.py").write_text(f"import sys; sys.path.insert(0, {str(HERE)!r})\n" + CONFTEST)
+    (tmp_path / "conftest.py").write_text(CONFTEST.replace("ROOT", repr(str(ROOT))))
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = netem: x\n")
     (tmp_path / "test_some.py").write_text(FAILING_TESTS)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options]
@@ -145,10 +146,9 @@ def inner_pytest(tmp_path, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 CONFTEST = """
-import importlib.util
-spec = importlib.util.spec_from_file_location("stand_ins", sys.path[0] + "/conftest.py")
-stand_ins = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(stand_ins)
+import sys
+sys.path.insert(0, ROOT)
+from tests.netem import conftest as stand_ins
 stand_ins.runs_here = lambda: stand_ins.INSIDE in stand_ins.os.environ
 pytest_collection_modifyitems = stand_ins.pytest_collection_modifyitems
 """
