@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from netlab.job import JobResult as JobResult
     from netlab.job import WorkerExit as WorkerExit
     from netlab.lab import Lab as Lab
+    from netlab.packets import read_packets as read_packets
     from netlab.profile import Profile as Profile
     from netlab.profile import load_profile as load_profile
     from netlab.profile import parse_profile as parse_profile
@@ -58,6 +59,7 @@ _HOME = {
     "JobResult": "job",
     "WorkerExit": "job",
     "Lab": "lab",
+    "read_packets": "packets",
     "Profile": "profile",
     "load_profile": "profile",
     "parse_profile": "profile",

@@ -53,8 +53,17 @@ def _states(topology: Topology) -> Iterator[tuple[str, Impairment]]:
         yield carried(topology, link, way, impairment)
 
 
-def choose(wanted: Literal["auto", "relay", "netem"], topology: Topology) -> tuple[Carrier, str]:
-    """The carrier to use and the reason in words. Raises PlanError when what was demanded is not possible here."""
+def choose(
+    wanted: Literal["auto", "relay", "netem"], topology: Topology, *, packet_log: bool = False
+) -> tuple[Carrier, str]:
+    """The carrier to use and the reason in words; `packet_log`: every packet's fate has to be told.
+
+    Raises PlanError when what was demanded is not possible here.
+    """
+    if packet_log and wanted == "netem":
+        raise PlanError("a packet log: netem keeps no record of single packets; the relay carrier does")
+    if packet_log and wanted == "auto":
+        return choose("relay", topology)[0], "the packet log needs it"
     if wanted == "relay":
         works, why = probe_relay()
         if not works:

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
 
-from netlab import notes
-from netlab.errors import DocumentError, NetlabError, UserError
-
-if TYPE_CHECKING:
-    from netlab.job import Sink
-    from netlab.lab import Lab
-    from netlab.verify import Verification
-
-EXIT_DONE, EXIT_FAILED, EXIT_USER, EXIT_INVALID = 0, 1, 2, 3
+from netlab import cli_run
+from netlab.cli_common import EXIT_DONE, EXIT_FAILED, EXIT_INVALID, print_json, say, start
+from netlab.errors import DocumentError, NetlabError
+from netlab.packets import DEFAULT_LIMIT
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,10 +29,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)  # "FILE:LINE: key: ..." as it stands, for editors and scripts to read
         return error.exit_code
     except NetlabError as error:
-        _say(str(error))
+        say(str(error))
         return error.exit_code
     except KeyboardInterrupt:
-        _say("interrupted; the lab is gone")
+        say("interrupted; the lab is gone")
         return 128 + signal.SIGINT
     except _Terminated:
         return 128 + signal.SIGTERM
@@ -55,11 +48,6 @@ class _Terminated(BaseException):
 
 def _terminated(_number: int, _frame: FrameType | None) -> None:
     raise _Terminated
-
-
-def _say(text: str) -> None:
-    for line in text.splitlines() or [""]:
-        print(f"netlab: {line}" if not line[:1].isspace() else line, file=sys.stderr)
 
 
 def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -93,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
         _carrier_option(made)
         _hosts_option(made)
         _json_option(made)
-    run = verb("run", _run, "Run a command on every worker of an emulated network: netlab run PROFILE -- CMD ...")
+    run = verb("run", cli_run.run, "Run a command on every worker of an emulated network: netlab run PROFILE -- CMD")
     _carrier_option(run)
     _hosts_option(run)
     _writable_option(run)
@@ -101,6 +89,10 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--out", metavar="DIR", help="store plan, verification, health and exits there, as network.json")
     run.add_argument("--timeout", type=float, metavar="S", help="end the command after S seconds")
     run.add_argument("--quiet", action="store_true", help="print only what the workers print, and errors")
+    _record_options(run)
+    text = "write the packets of a link to FILE (pcapng), as they are at both of its ends (repeatable)"
+    run.add_argument("--capture", metavar="LINK=FILE", action="append", default=[], help=text)
+    _snaplen_option(run)
     verify = verb("verify", _verify, "Build a network, measure it with real traffic, and compare with the profile.")
     _carrier_option(verify)
     _hosts_option(verify)
@@ -125,13 +117,14 @@ def _parser() -> argparse.ArgumentParser:
 
 def _lab_verbs(verb: Callable[..., argparse.ArgumentParser]) -> None:
     """The verbs about labs that outlive a command."""
-    from netlab import cli_labs
+    from netlab import cli_labs, cli_packets
 
     up = verb("up", cli_labs.up, "Build a network that stays until netlab down.")
     up.add_argument("--name", metavar="LAB", required=True, help="what to call it")
     _carrier_option(up)
     _hosts_option(up)
     _writable_option(up)
+    _record_options(up)
     listing = verb("list", cli_labs.list_labs, "List the labs that are up.", profile=False)
     _json_option(listing)
     for name, action, text in (
@@ -145,13 +138,15 @@ def _lab_verbs(verb: Callable[..., argparse.ArgumentParser]) -> None:
         ("shell", cli_labs.shell, "Open a shell on a worker of a lab."),
         ("events", cli_labs.events, "What happened to a lab, in order."),
         ("top", cli_labs.top, "Watch a lab's links live (Ctrl-C ends)."),
+        ("capture", cli_packets.capture, "Write the packets of a lab's link to a pcapng file (Ctrl-C ends)."),
     ):
         made = verb(name, action, text, profile=False)
         made.add_argument("lab", metavar="LAB", help="a lab's name (netlab list)")
         if name in ("exec", "shell"):
             made.add_argument("worker", metavar="WORKER", help="a worker (SITE-INDEX) or a router (SITE.router)")
-        if name == "set":
+        if name in ("set", "capture"):
             made.add_argument("link", metavar="LINK", help="a link's name in the profile")
+        if name == "set":
             made.add_argument(
                 "settings", metavar="KEY=VALUE", nargs="+", help="as in a profile; backward.KEY for one way"
             )
@@ -162,6 +157,17 @@ def _lab_verbs(verb: Callable[..., argparse.ArgumentParser]) -> None:
                 "--interval", type=float, default=1.0, metavar="S", help="seconds between looks (default 1)"
             )
             made.add_argument("--count", type=int, metavar="N", help="end after N looks")
+        if name == "capture":
+            made.add_argument("file", metavar="FILE", type=Path, help="what to write")
+            made.add_argument("--seconds", type=float, metavar="S", help="end after S seconds")
+            _snaplen_option(made)
+    text = "Print a log of packets that netlab run --packet-log wrote: what became of each."
+    packets = verb("packets", cli_packets.packets, text, profile=False)
+    packets.add_argument("log", metavar="FILE", type=Path, help="the log, or the folder it is in")
+    packets.add_argument("--csv", metavar="OUT", type=Path, help="write every packet there as CSV")
+    packets.add_argument("--parquet", metavar="OUT", type=Path, help="write every packet there as Parquet")
+    packets.add_argument("--head", metavar="N", type=int, default=0, help="print the first N packets, too")
+    _json_option(packets)
 
 
 def _docker_verbs(verb: Callable[..., argparse.ArgumentParser]) -> None:
@@ -194,13 +200,26 @@ def _writable_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _record_options(parser: argparse.ArgumentParser) -> None:
+    text = "note there what became of each packet (netlab packets reads it); carried by the relay"
+    parser.add_argument("--packet-log", metavar="FILE|DIR", help=text)
+    parser.add_argument(
+        "--packet-log-limit",
+        metavar="N",
+        type=int,
+        default=DEFAULT_LIMIT,
+        help=f"how many packets at most, 48 bytes each (default {DEFAULT_LIMIT}); what is left out is counted",
+    )
+
+
+def _snaplen_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--snaplen", metavar="BYTES", type=int, default=128, help="of each captured packet, at most (default 128)"
+    )
+
+
 def _json_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
-
-
-def _print_json(value: Any) -> None:
-    json.dump(value, sys.stdout, indent=2, allow_nan=False)
-    print()
 
 
 def _check(options: argparse.Namespace, _command: list[str]) -> int:
@@ -220,7 +239,7 @@ def _plan(options: argparse.Namespace, _command: list[str]) -> int:
     carrier, why = carriers.choose("auto", laid_out) if options.carrier == "auto" else (options.carrier, "as asked")
     made = plan.make(laid_out, carrier, options.hosts)
     if options.json:
-        _print_json(made.to_json())
+        print_json(made.to_json())
         return EXIT_DONE
     print(f"# {made.topology.profile.name}, carried by {carrier} ({why})")
     for note in made.topology.notes:
@@ -240,20 +259,12 @@ def _profiles(_options: argparse.Namespace, _command: list[str]) -> int:
     return EXIT_DONE
 
 
-def _start(options: argparse.Namespace, *shared: str) -> Lab:
-    from netlab.lab import Lab
-
-    folders = (*getattr(options, "writable", ()), getattr(options, "out", None), *shared)
-    writable = [Path(folder) for folder in folders if folder]
-    return Lab.start(options.profile, carrier=options.carrier, hosts=options.hosts, writable=writable)
-
-
 def _verify(options: argparse.Namespace, _command: list[str]) -> int:
     _check_links(options)
-    with _start(options) as lab:
+    with start(options) as lab:
         verification = lab.verify(options.level, options.link)
     if options.json:
-        _print_json(verification.to_json())
+        print_json(verification.to_json())
     else:
         from netlab.view import print_verification
 
@@ -277,119 +288,12 @@ def _doctor(options: argparse.Namespace, _command: list[str]) -> int:
 
     found = examine()
     if options.json:
-        _print_json(found)
+        print_json(found)
     else:
         from netlab.view import print_doctor
 
         print_doctor(found)
     return EXIT_DONE if found["ok"] else EXIT_FAILED
-
-
-def _run(options: argparse.Namespace, command: list[str]) -> int:
-    if not command:
-        raise UserError("run: no command; write it behind --: netlab run PROFILE -- python train.py")
-    if options.timeout is not None and not 0 < options.timeout < 1e9:
-        raise UserError(f"--timeout {options.timeout:g}: a positive number of seconds is needed")
-    out = _prepare_folder(options.out)
-    say = (lambda _text: None) if options.quiet else _say
-    with notes.folder() as left, _start(options, left) as lab:
-        for choice in lab.choices:
-            say(choice)
-        verification = None if options.no_verify else _verified(lab, say)
-        record: dict[str, Any] = {
-            "network": lab.describe(),
-            "verification": verification and verification.to_json(),
-        }
-        _store(out, record)
-        if verification is not None and not verification.ok:
-            _say("the network is not the one asked for; nothing was run (--no-verify runs all the same)")
-            _say(verification.describe())
-            return EXIT_INVALID
-        mark = lab.mark()
-        result = _run_prefixed(lab, command, options.timeout, {"NETLAB_RUN": notes.run_id(), "NETLAB_NOTES": left})
-        health = lab.health(mark)
-        record |= {
-            "health": health.to_json(),
-            "traffic": lab.traffic(),
-            "ok": result.ok,
-            "result": result.describe(),
-        }
-        record["exits"] = [vars(end) for end in result.exits]
-        said = notes.read(Path(left))
-        for folder in (out, *said.records):
-            _store(folder, record)
-        if said.invalid:
-            _say("the command says that this run is not valid:")
-            for reason in said.invalid:
-                _say(f"  {reason}")
-            return EXIT_INVALID
-        # Said before the lab ends: that may fail, too, and must not hide how the job did.
-        if not result.ok:
-            _say(result.describe())
-            return EXIT_FAILED
-        if not health.valid:
-            _say(health.describe())
-            return EXIT_INVALID
-        say(health.describe())
-    return EXIT_DONE
-
-
-def _verified(lab: Lab, say: Callable[[str], None]) -> Verification:
-    verification = lab.verify("quick")
-    for row in verification.links:
-        achieved = "nothing" if row.achieved is None else f"{row.achieved:g} {row.unit}"
-        say(f"{row.link} {row.direction}: {row.quantity} {achieved} (asked {row.asked:g})")
-    return verification
-
-
-def _run_prefixed(lab: Lab, command: list[str], timeout: float | None, env: dict[str, str]) -> Any:
-    from netlab.job import Job
-    from netlab.prefix import Prefixer
-
-    width = max(len(worker.name) for worker in lab.workers)
-    out, err = (Prefixer(_writer(fd), width) for fd in (1, 2))
-
-    def idle() -> float | None:
-        waits = [wait for wait in (out.idle(), err.idle()) if wait is not None]
-        return min(waits) if waits else None
-
-    sinks: tuple[Sink, Sink] = (out.feed, err.feed)
-    job = Job(lab, [(worker.name, worker.rank) for worker in lab.workers], *sinks, idle=idle)
-    try:
-        return job.run(command, lambda name: lab.environment(name, env), "", timeout)
-    finally:
-        for fd, prefixer in ((1, out), (2, err)):
-            if os.isatty(fd):
-                prefixer.finish()
-
-
-def _writer(fd: int) -> Callable[[bytes], None]:
-    def write(data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
-
-    return write
-
-
-def _prepare_folder(text: str | None) -> Path | None:
-    if text is None:
-        return None
-    folder = Path(text)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--out {text}: {error.strerror}") from error
-    return folder
-
-
-def _store(folder: Path | None, record: dict[str, Any]) -> None:
-    """Write network.json aside and rename it, so that a reader never sees half a file."""
-    if folder is None:
-        return
-    aside = folder / "network.json.part"
-    aside.write_text(json.dumps(record, indent=2, allow_nan=False, default=str) + "\n")
-    aside.replace(folder / "network.json")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from netlab.cli_common import start
 from netlab.describe import describe_impairment
 from netlab.errors import UserError
 from netlab.hosts import LaunchOptions
@@ -27,15 +28,7 @@ if TYPE_CHECKING:
 
 def up(options: argparse.Namespace, _command: list[str]) -> int:
     """``netlab up PROFILE --name LAB``."""
-    from netlab.lab import Lab
-
-    lab = Lab.start(
-        options.profile,
-        carrier=options.carrier,
-        hosts=options.hosts,
-        name=options.name,
-        writable=options.writable,
-    )
+    lab = start(options, name=options.name)
     for choice in lab.choices:
         print(f"netlab: {choice}", file=sys.stderr)
     print(f"{options.name} is up: {', '.join(worker.name for worker in lab.workers)}")

@@ -23,7 +23,7 @@ from netlab import operations as p
 from netlab.errors import NetlabError, PlanError
 from netlab.impairment import Impairment
 from netlab.links import netem, tun
-from netlab.links.relay import Direction, Effects, Relay
+from netlab.links.relay import Direction, Effects, PacketLog, Relay
 from netlab.links.relay_stats import DirectionStats
 from netlab.monitor import Look
 from netlab.plan import Plan
@@ -54,6 +54,7 @@ class Executor:
         self._offload: dict[tuple[str, str], bool] = {}
         self._directions: list[Direction] = []
         self._shapes: dict[str, p.Shape] = {}
+        self.packet_log: PacketLog | None = None
         self.impairments: dict[str, Impairment] = {}
 
     def build(self, plan: Plan) -> None:
@@ -65,7 +66,7 @@ class Executor:
                 reason = error.strerror or error if isinstance(error, OSError) else error
                 raise ExecutionError(f"{operation.describe()}: {reason}") from error
         if self._directions:
-            self.relay = Relay.start(self._directions)
+            self.relay = Relay.start(self._directions, packet_log=self.packet_log)
             for fd in self._tun.values():
                 os.close(fd)
             self.choices.append(

@@ -20,10 +20,12 @@ from netlab import wire
 from netlab.errors import NetlabError, UserError
 from netlab.executor import Executor
 from netlab.followed import unfollowed
-from netlab.hosts import Host, LaunchOptions, Program, realtime
+from netlab.hosts import Host, LaunchOptions, Program, Signalled, realtime
 from netlab.hosts.container import ContainerHost
 from netlab.hosts.process import ProcessHost
 from netlab.impairment import Impairment
+from netlab.links.capture import Capture
+from netlab.links.relay import PacketLog
 from netlab.links.relay_stats import DirectionStats
 from netlab.monitor import Look, Monitor, Sample
 from netlab.plan import Plan
@@ -44,12 +46,13 @@ class Keeper:
         self._containers: dict[str, ContainerHost] = {}
         self._held: list[int] = []
         self._details: dict[str, Any] = {}
-        self._programs: dict[int, Host] = {}
+        self._programs: dict[int, Signalled] = {}
         self._plan: Plan | None = None
         self._why = ""
         self._events: list[dict[str, Any]] = []
         self.monitor = Monitor(self._executor.look, self._executor.take_peaks)
         self._faults_noted = 0
+        self._captures: dict[int, Capture] = {}
         self.player: Player | None = None
         self.listener: socket.socket | None = None
         self.stopping = False
@@ -91,6 +94,7 @@ class Keeper:
 
     def stop(self) -> None:
         """End the lab once this request is answered."""
+        self.finish()
         self.stopping = True
 
     def start(
@@ -118,6 +122,38 @@ class Keeper:
         if node in self._containers and not outside:
             return self._containers[node]
         return ProcessHost(node, self._executor.namespaces[node], self._executor.home, self._own_pids)
+
+    def log_packets(self, offset: int, limit: int, fd: int) -> None:
+        """Have the relay, once it is started, write every packet's fate to a file."""
+        self._executor.packet_log = PacketLog(fd, offset, limit)
+
+    def finish(self) -> None:
+        """Complete every record: packets under way are noted as such. Nothing crosses the links any more."""
+        for handle in list(self._captures):
+            self.end_capture(handle)
+        if self._executor.relay is not None and self._executor.packet_log is not None:
+            self._executor.relay.stop()
+
+    def capture(self, link: str, snaplen: int, limit: int, fd: int) -> int:
+        """Write what passes both ends of a link to a file; returns a handle for `end_capture`."""
+        assert self._plan is not None, "built"
+        joint = next(joint for joint in self._plan.topology.joints if joint.name == link)
+        try:
+            ends = [(end.node, end.interface) for end in (joint.a, joint.b)]
+            found = Capture.start(ends, self._executor, fd, snaplen, limit)
+        finally:
+            os.close(fd)
+        self._captures[found.pid] = found
+        self._programs[found.pid] = found
+        self.started.add(found.pid)
+        return found.pid
+
+    def end_capture(self, handle: int) -> tuple[int, int]:
+        """End a capture; returns how many packets it wrote and how many it left out."""
+        found = self._captures.pop(handle, None)
+        if found is None:
+            raise UserError(f"no capture {handle} is going on")
+        return found.end()
 
     def begin(self) -> int | None:
         """Start the profile's schedule, unless it has begun; returns its start (CLOCK_MONOTONIC ns)."""

@@ -18,41 +18,39 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from netlab import carriers, environment, notes, registry, spawn, topology, verify, wire
+from netlab import carriers, environment, notes, packets, registry, spawn, topology, verify, wire
 from netlab.environment import Way
 from netlab.errors import NetlabError, UserError
-from netlab.health import Health, Mark, judge
 from netlab.hosts import PLAIN, HostKind, LaunchOptions, containers
-from netlab.impairment import Impairment
 from netlab.job import Job, JobResult, Sink
-from netlab.links.relay_stats import DirectionStats
-from netlab.operations import Carrier
+from netlab.operations import Shape
 from netlab.outside import Outside
 from netlab.plan import Plan, make
 from netlab.profile import Profile, load_profile
+from netlab.requests import Requests
 from netlab.topology import Topology, Worker
 
 CarrierChoice = Literal["auto", "relay", "netem"]
 _STOP_TIMEOUT_S = 10.0
-_COUNTERS = ("packets_in", "packets_out", "bytes_in", "bytes_out", "drops_queue", "drops_other")
 
 
 class LabError(NetlabError):
     """The lab could not be built, or it ended before it was asked to."""
 
 
-class Lab:
+class Lab(Requests):
     """A running network of workers. Make one with ``Lab.start``; it is a context manager that stops itself."""
 
     def __init__(self, plan: Plan, why: str, process: subprocess.Popen[bytes] | None, channel: socket.socket) -> None:
         """Not for callers: use ``Lab.start`` or ``Lab.attach``. ``process`` is None for a lab that others own."""
-        self.plan = plan
+        super().__init__(plan)
         self._why = why
         self._process = process
         self._channel = channel
         self._lock = threading.Lock()
         self._built: dict[str, Any] = {}
         self._containers: containers.Containers | None = None
+        self._recording = False
 
     @classmethod
     def start(
@@ -63,18 +61,21 @@ class Lab:
         hosts: HostKind = "process",
         name: str | None = None,
         writable: Sequence[str | Path] = (),
+        packet_log: str | Path | None = None,
+        packet_log_limit: int = packets.DEFAULT_LIMIT,
     ) -> Lab:
         """Build the network of ``profile`` (a Profile, a path or the name of a shipped one) and return when it is up.
 
         A lab with a ``name`` outlives this object and this process: ``Lab.attach`` finds it, ``down`` ends it.
         ``writable`` folders are at the same path in every container, and can be written there.
+        ``packet_log`` is a file for the fate of every packet, of at most so many, see `netlab.read_packets`.
         Raises UserError for what the caller can change, LabError for what this machine refused.
         """
         if hosts not in ("process", "docker"):
             raise UserError(f"hosts: {hosts!r} is not supported; supported: process, docker")
         loaded = profile if isinstance(profile, Profile) else load_profile(profile)
         laid_out = topology.build(loaded)
-        chosen, why = carriers.choose(carrier, laid_out)
+        chosen, why = carriers.choose(carrier, laid_out, packet_log=packet_log is not None)
         plan = make(laid_out, chosen, hosts)
         if hosts == "docker":
             containers.check()
@@ -84,6 +85,8 @@ class Lab:
         try:
             if hosts == "docker":
                 lab._join_containers(process.pid, writable)
+            if packet_log is not None:
+                lab._log_packets(Path(packet_log), packet_log_limit)
             lab._built = lab._call("build", plan, why)
             if name is not None:
                 lab._publish(name, process.pid)
@@ -105,6 +108,15 @@ class Lab:
         lab = cls(plan, why, None, channel)
         lab._built = built
         return lab
+
+    def _log_packets(self, path: Path, limit: int) -> None:
+        names = [op.direction for op in self.plan.operations if isinstance(op, Shape)]
+        fd, offset = packets.create(path, names, self.profile.name, limit)
+        try:
+            self._call("log_packets", offset, limit, descriptors=(fd,))
+        finally:
+            os.close(fd)
+        self._recording = True
 
     def _join_containers(self, owner: int, writable: Sequence[str | Path]) -> None:
         """Have a container made for every worker and give the keeper what it needs of each."""
@@ -151,11 +163,6 @@ class Lab:
     def topology(self) -> Topology:
         """The network as laid out."""
         return self.plan.topology
-
-    @property
-    def carrier(self) -> Carrier:
-        """What carries the links: ``relay`` or ``netem``."""
-        return self.plan.carrier
 
     @property
     def hosts(self) -> HostKind:
@@ -275,57 +282,6 @@ class Lab:
         """Measure what the network achieves with real traffic, and compare with the profile; ``links``: only these."""
         return verify.measure(self, level, links)
 
-    def traffic(self) -> dict[str, dict[str, int]]:
-        """What crossed each shaped direction so far: IP bytes and packets in and out, and drops."""
-        return {stats.name: {key: getattr(stats, key) for key in _COUNTERS} for stats in self.statistics()}
-
-    def statistics(self) -> tuple[DirectionStats, ...]:
-        """The relay's own counters of every direction (empty when netem carries the links)."""
-        stats: tuple[DirectionStats, ...] = self._call("traffic")
-        return stats
-
-    def mark(self) -> Mark:
-        """Remember this moment, to ask later for the ``health`` since."""
-        seen: Mark = self._call("mark")
-        return seen
-
-    def health(self, since: Mark) -> Health:
-        """Whether the emulation kept up since ``since``, and if not, why. A schedule that could not be followed counts
-        from the lab's start: the network is not the one asked for since then. From a mark on, the lab looks at itself
-        once a second.
-        """
-        now, samples, alive = self._call("since", since.at_ns)
-        faults = self._call("unfollowed", since.at_ns)
-        return judge(since, now, samples, relay_alive=alive, carrier=self.carrier, faults=faults)
-
-    def set(self, link: str, *words: str) -> list[str]:
-        """Change a link while traffic flows: ``lab.set("paris-tokyo", "rate=10mbit", "backward.loss=1%")``.
-
-        Nothing in flight is lost or reordered. Holds until the schedule or another ``set`` speaks for the same key.
-        Returns the directions that got a new state. Raises UserError, and then nothing has changed.
-        """
-        touched: list[str] = self._call("change", link, list(words))
-        return touched
-
-    def begin_schedule(self) -> int | None:
-        """Start the profile's schedule, unless it has begun; ``run`` does it. Returns its start, CLOCK_MONOTONIC ns."""
-        start: int | None = self._call("begin")
-        return start
-
-    def reached(self, rank: int, step: int) -> bool:
-        """Tell the schedule that a rank begins a training step; True when something waited for it."""
-        return bool(self._call("reached", rank, step))
-
-    def impairments(self) -> dict[str, Impairment]:
-        """The present state of every direction, by its name in the plan."""
-        found: dict[str, Impairment] = self._call("impairments")
-        return found
-
-    def events(self) -> list[dict[str, Any]]:
-        """What happened to the lab so far: it came up, it was changed; each with its time."""
-        found: list[dict[str, Any]] = self._call("events")
-        return found
-
     def launch(
         self,
         node: str,
@@ -365,6 +321,9 @@ class Lab:
 
         Does nothing the second time.
         """
+        if self._recording and self._process is not None:
+            self._recording = False
+            self._finish_recording()
         self._channel.close()
         if self._process is None:
             return
@@ -378,6 +337,13 @@ class Lab:
         found, self._containers = self._containers, None
         if found is not None:
             found.close()
+
+    def _finish_recording(self) -> None:
+        """The relay writes its last records when it is asked to end, and cannot when it is killed."""
+        try:
+            self._call("finish")
+        except NetlabError:
+            pass  # the lab has ended already: what it has written is all there is
 
     def __enter__(self) -> Lab:
         """The lab is already up."""

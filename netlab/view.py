@@ -10,6 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from netlab.verify import Verification
 
 
@@ -66,3 +68,26 @@ def print_doctor(found: dict[str, Any]) -> None:
         out.print(f"A lab on this machine will use carrier [bold]{found['carrier']}[/bold].")
     else:
         out.print("[bold red]No lab can be built on this machine[/bold red]; see the lines that say no.")
+
+
+def print_packets(rows: list[dict[str, Any]], first: pd.DataFrame, said: str) -> None:
+    """What became of the packets of each direction, and the first of them."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("direction", overflow="fold", ratio=1)
+    for name in ("packets", "dropped", "p50 ms", "p99 ms"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("besides", overflow="fold", ratio=1)
+    for row in rows:
+        besides = {**row["fates"], **{key: row[key] for key in ("marked", "corrupted", "overtook", "copy")}}
+        words = [f"{key} {count}" for key, count in besides.items() if count and key != "passed"]
+        dropped = sum(count for key, count in row["fates"].items() if key not in ("passed", "held"))
+        delays = ["-" if row["delay_ms"][q] is None else f"{row['delay_ms'][q]:.3f}" for q in ("p50", "p99")]
+        table.add_row(row["direction"], str(row["packets"]), str(dropped), *delays, ", ".join(words))
+    out = console()
+    out.print(table)
+    for packet in first.to_dict("records"):
+        passed = "" if packet["fate"] != "passed" else f" after {packet['delay_ns'] / 1e6:.3f} ms"
+        flags = "".join(f", {key}" for key in ("marked", "corrupted", "overtook", "copy") if packet[key])
+        at = (packet["arrival_ns"] - first["arrival_ns"].iloc[0]) / 1e6
+        out.print(f"{at:12.3f} ms  {packet['direction']}  {packet['ip_bytes']} B  {packet['fate']}{passed}{flags}")
+    out.print(said)

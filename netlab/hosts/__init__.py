@@ -43,11 +43,15 @@ class LaunchOptions:
 PLAIN = LaunchOptions()
 
 
-class Host(Protocol):
+class Signalled(Protocol):
+    """Whoever can end what it started."""
+
+    def signal(self, handle: int, number: int) -> bool:
+        """Signal a program; SIGKILL also ends all that it started. False when it is known to be gone."""
+
+
+class Host(Signalled, Protocol):
     """What one worker (or router) runs in."""
 
     def start(self, program: Program) -> int:
         """Start a program and return a handle that no other program of the lab has. Raises OSError."""
-
-    def signal(self, handle: int, number: int) -> bool:
-        """Signal a program; SIGKILL also ends all that it started. False when it is known to be gone."""

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +29,7 @@ from netlab.links.relay_direction import CHANGEABLE, Direction
 from netlab.links.relay_model import Effects
 from netlab.links.relay_stats import DirectionStats, LatenessBuckets
 
-__all__ = ["Direction", "DirectionStats", "Effects", "Relay"]
+__all__ = ["Direction", "DirectionStats", "Effects", "PacketLog", "Relay"]
 
 _ffi, _lib = _relay.ffi, _relay.lib
 
@@ -44,6 +44,16 @@ SPIN_CAP_NS = 100_000
 SPIN_PERMILLE = 100  # of a processor for each direction, and of the machine for all
 
 Scheduling = Literal["normal", "nice", "fifo"]
+
+
+@dataclass(frozen=True)
+class PacketLog:
+    """An open file (see `netlab.packets`) to which every packet's fate goes: its descriptor, which stays the caller's,
+    where in it the first record goes, and the most records."""
+
+    fd: int
+    offset: int
+    limit: int
 
 
 class Relay:
@@ -70,7 +80,9 @@ class Relay:
         self._peaks: dict[str, tuple[int, int]] = {}  # taken so far
 
     @classmethod
-    def start(cls, directions: Sequence[Direction], *, realtime: bool = True) -> "Relay":
+    def start(
+        cls, directions: Sequence[Direction], *, realtime: bool = True, packet_log: PacketLog | None = None
+    ) -> "Relay":
         """Start carrying the directions; returns when every thread runs.
 
         With realtime, each thread asks for SCHED_FIFO, else the best niceness: see scheduling() for what was
@@ -88,7 +100,11 @@ class Relay:
             memory = _make_shared(shared_fd, len(directions))
             wake_fds = tuple(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in directions)
             _fill_shared(memory, directions, wake_fds, realtime)
-            process, control, errors_fd = _spawn(shared_fd, _descriptors(directions, wake_fds))
+            if packet_log is not None:
+                shared = _shared_of(memory)
+                shared.fate_fd, shared.fate_offset, shared.fate_limit = astuple(packet_log)
+            logs = () if packet_log is None else (packet_log.fd,)
+            process, control, errors_fd = _spawn(shared_fd, (*_descriptors(directions, wake_fds), *logs))
         finally:
             os.close(shared_fd)
         relay = cls(directions, process, control, memory, wake_fds)

@@ -26,6 +26,8 @@ SOURCES = (
     "provider.c",
     "stamps.c",
     "headers.c",
+    "fate.c",
+    "fatelog.c",
     "offload.c",
     "schedule.c",
     "carry.c",

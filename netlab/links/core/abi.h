@@ -11,7 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define NL_ABI_VERSION 2
+#define NL_ABI_VERSION 3
 #define NL_NAME_BYTES 64
 #define NL_BUCKETS_PER_OCTAVE 8
 #define NL_BUCKETS 320
@@ -22,6 +22,7 @@
 #define NL_JITTER_TABLE 4096
 #define NL_JITTER_BINS 1024
 #define NL_NO_BIT 4294967295u
+#define NL_FATE_IS_COPY 9223372036854775808u
 
 /* ---- the model of one direction of a link (link.c): pure, no clock, no allocation, no system call ---- */
 
@@ -174,6 +175,37 @@ enum nl_scheduling {
     NL_SCHED_FIFO = 2,
 };
 
+/* What became of a packet (fate.h). */
+enum nl_fate_kind {
+    NL_FATE_PASSED = 0,
+    NL_FATE_QUEUE = 1,     /* dropped: no room in the model's queue */
+    NL_FATE_LOSS = 2,      /* dropped: the model's loss */
+    NL_FATE_CODEL = 3,     /* dropped: the management of the model's queue */
+    NL_FATE_DOWN = 4,      /* dropped: the modelled link was down */
+    NL_FATE_MEMORY = 5,    /* not the model's doing, from here on */
+    NL_FATE_MALFORMED = 6,
+    NL_FATE_REFUSED = 7,   /* by the out device */
+    NL_FATE_HELD = 8,      /* under way or waiting when the relay ended */
+};
+
+enum nl_fate_flag {
+    NL_FATE_MARKED = 1,
+    NL_FATE_CORRUPTED = 2,
+    NL_FATE_OVERTOOK = 4,
+    NL_FATE_COPY = 8,
+};
+
+/* A record of the log, as it is in the file. 0 where a time does not apply. */
+struct nl_fate {
+    uint64_t number; /* the how-manieth read of its direction; a copy has that of its original, 0: never got one */
+    uint64_t arrival_ns, release_ns, written_ns;
+    uint32_t ip_bytes, wire_bytes;
+    uint16_t segments;
+    uint16_t direction;
+    uint8_t kind, flags;
+    uint16_t unused;
+};
+
 struct nl_stats {
     uint64_t packets_in, packets_out; /* segments of offloaded units counted one by one */
     uint64_t units_in, units_out;     /* reads from and writes to the devices */
@@ -220,6 +252,7 @@ struct nl_direction {
     uint32_t thread_id;
     uint64_t memory_cap_bytes;
     uint64_t memory_start_bytes;
+    uint64_t fates;      /* in the relay process only: where its thread notes packets' fates; 0: nowhere */
     uint64_t sequence;   /* odd while params is being written */
     uint64_t taken;      /* the sequence whose params are in use */
     uint64_t taken_ns;   /* since when */
@@ -235,6 +268,9 @@ struct nl_shared {
     uint32_t spin_cap_ns;   /* wake up at most so long before a release, and spin until it */
     uint32_t spin_permille; /* of a processor, which each thread may spend on that */
     uint32_t stop;
+    int32_t fate_fd;        /* file for packets' fates; 0: none */
+    uint32_t fate_offset;   /* of its first record */
+    uint64_t fate_limit;    /* records */
 };
 
 size_t nl_shared_bytes(uint32_t directions);

@@ -93,6 +93,7 @@ static void write_packet(struct nl_pump *pump, struct record *record)
     ssize_t written = write(pump->direction->out_fd, offload_of(record), OFFLOAD_BYTES + packet->length);
     if (written < 0) {
         count_failed_write(pump, errno);
+        nl_fate_note(pump->fates, packet, NL_FATE_REFUSED, at_ns);
         return;
     }
     count_lateness(pump, at_ns - packet->release_ns);
@@ -100,6 +101,7 @@ static void write_packet(struct nl_pump *pump, struct record *record)
     nl_add(&stats->packets_out, packet->segments);
     nl_add(&stats->bytes_out, packet->ip_bytes);
     nl_add(&stats->wire_bytes_out, packet->wire_bytes);
+    nl_fate_note(pump->fates, packet, NL_FATE_PASSED, at_ns);
 }
 
 void nl_write_due(struct nl_pump *pump)
@@ -112,8 +114,18 @@ void nl_write_due(struct nl_pump *pump)
     }
     while ((packet = nl_link_take_dropped(&pump->link))) {
         nl_add(&pump->stats->drops_codel, packet->segments);
+        nl_fate_note(pump->fates, packet, NL_FATE_CODEL, 0);
         nl_store_free(&pump->store, ((struct record *)packet)->chunk);
     }
+}
+
+void nl_note_held(struct nl_pump *pump)
+{
+    struct nl_packet *packet;
+    while (pump->fates && (packet = nl_link_take(&pump->link, UINT64_MAX)))
+        nl_fate_note(pump->fates, packet, NL_FATE_HELD, 0);
+    while (pump->fates && (packet = nl_link_take_dropped(&pump->link)))
+        nl_fate_note(pump->fates, packet, NL_FATE_HELD, 0);
 }
 
 /* ---- in ---- */
@@ -126,6 +138,7 @@ static int offer(struct nl_pump *pump, struct record *record, uint64_t arrival_n
     int verdict = nl_link_offer(&pump->link, &record->packet, arrival_ns);
     if (verdict != NL_ACCEPT) {
         nl_add(verdict == NL_DROP_LOSS ? &stats->drops_loss : &stats->drops_queue, record->packet.segments);
+        nl_fate_note(pump->fates, &record->packet, verdict == NL_DROP_LOSS ? NL_FATE_LOSS : NL_FATE_QUEUE, 0);
         return 0;
     }
     record->chunk = nl_store_commit(&pump->store, PACKET_OFFSET + record->packet.length);
@@ -143,6 +156,7 @@ static struct record *copy_of(struct nl_pump *pump, struct record *record, int k
     struct record *copy = reserve(pump);
     if (!copy) {
         nl_add(&pump->stats->drops_memory, 1);
+        nl_fate_note_unread(pump->fates, record->packet.ip_bytes, record->packet.arrival_ns, NL_FATE_MEMORY);
         return NULL;
     }
     copy->packet = record->packet;
@@ -158,9 +172,14 @@ static void arrive(struct nl_pump *pump, struct record *record, uint64_t arrival
     nl_add(&stats->units_in, 1);
     nl_add(&stats->packets_in, packet->segments);
     nl_add(&stats->bytes_in, packet->ip_bytes);
+    packet->cookie = stats->units_in;
+    packet->arrival_ns = arrival_ns;
+    packet->marked = packet->overtakes = 0;
+    packet->corrupt_bit = NL_NO_BIT;
     int copies = nl_link_copies(&pump->link);
     if (!copies) {
         nl_add(&stats->drops_down, packet->segments);
+        nl_fate_note(pump->fates, packet, NL_FATE_DOWN, 0);
         return;
     }
     int kept = offer(pump, record, arrival_ns);
@@ -168,8 +187,10 @@ static void arrive(struct nl_pump *pump, struct record *record, uint64_t arrival
         return;
     nl_add(&stats->copies, packet->segments);
     struct record *copy = copy_of(pump, record, kept);
-    if (copy)
+    if (copy) {
+        copy->packet.cookie |= NL_FATE_IS_COPY;
         offer(pump, copy, arrival_ns);
+    }
 }
 
 /* Read one packet: its bytes and when it came. Returns the length without the offload header, or -1: there is none. */
@@ -191,10 +212,12 @@ static ssize_t read_device(struct nl_pump *pump, uint8_t *start, uint64_t *arriv
 static int discard_packet(struct nl_pump *pump)
 {
     static _Thread_local uint8_t scratch[OFFLOAD_BYTES + LARGEST_PACKET];
-    uint64_t arrival_ns;
-    if (read_device(pump, scratch, &arrival_ns) < 0)
+    uint64_t arrival_ns = 0;
+    ssize_t length = read_device(pump, scratch, &arrival_ns);
+    if (length < 0)
         return 0;
     nl_add(&pump->stats->drops_memory, 1);
+    nl_fate_note_unread(pump->fates, (uint32_t)length, arrival_ns, NL_FATE_MEMORY);
     return 1;
 }
 
@@ -226,10 +249,12 @@ static int read_packet(struct nl_pump *pump)
     if (length < 0)
         return 0;
     record->packet.length = (uint32_t)length;
-    if (describe(pump, record) == 0)
+    if (describe(pump, record) == 0) {
         arrive(pump, record, arrival_ns);
-    else
-        nl_add(&pump->stats->drops_malformed, 1);
+        return 1;
+    }
+    nl_add(&pump->stats->drops_malformed, 1);
+    nl_fate_note_unread(pump->fates, (uint32_t)length, arrival_ns, NL_FATE_MALFORMED);
     return 1;
 }
 

@@ -209,7 +209,8 @@ void nl_pump_run(struct nl_shared *shared, uint32_t index, struct nl_provider *p
     struct nl_direction *direction = nl_shared_direction(shared, index);
     struct nl_pump *pump = calloc(1, sizeof *pump);
     if (pump) {
-        *pump = (struct nl_pump){.shared = shared, .direction = direction, .stats = &direction->stats};
+        *pump = (struct nl_pump){.shared = shared, .direction = direction, .stats = &direction->stats,
+                                .fates = (struct nl_fates *)(uintptr_t)direction->fates};
         int error = prepare(pump, provider ? provider->wake_fd : -1);
         direction->ended_errno = error ? error : direction->ended_errno;
         if (provider)
@@ -225,6 +226,7 @@ void nl_pump_run(struct nl_shared *shared, uint32_t index, struct nl_provider *p
     if (provider)
         nl_provider_serve(provider, index, NULL);
     if (pump) {
+        nl_note_held(pump);
         nl_store_close(&pump->store);
         nl_stamps_close(&pump->stamps);
         free(pump);

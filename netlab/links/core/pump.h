@@ -4,6 +4,7 @@
 #define NETLAB_PUMP_H
 
 #include "abi.h"
+#include "fate.h"
 #include "provider.h"
 #include "schedule.h"
 #include "stamps.h"
@@ -17,6 +18,7 @@ struct nl_pump {
     struct nl_store store;
     struct nl_stamps stamps;
     struct nl_schedule schedule;
+    struct nl_fates *fates;   /* NULL: nobody wants to know */
     uint64_t sequence;        /* of the parameters in use */
     uint64_t offload;         /* what the in device was last asked for */
     uint64_t cpu_checked_ns;  /* when the thread's processor time was last read */
@@ -34,6 +36,9 @@ void nl_pump_run(struct nl_shared *shared, uint32_t index, struct nl_provider *p
 
 /* Write every packet that is due. */
 void nl_write_due(struct nl_pump *pump);
+
+/* Note what became of the packets that are still held. */
+void nl_note_held(struct nl_pump *pump);
 
 /* Read until the device is empty, a packet is due, or a batch is full. 1 when anything was read. */
 int nl_read_batch(struct nl_pump *pump);

@@ -1,6 +1,7 @@
 /* The relay process: one thread per direction, until the control descriptor is closed at its other end. */
 #define _GNU_SOURCE
 #include "abi.h"
+#include "fate.h"
 #include "pump.h"
 
 #include <errno.h>
@@ -107,11 +108,14 @@ static int start_workers(struct nl_shared *shared, struct nl_provider *provider,
 static int carry_until_closed(struct nl_shared *shared, struct worker *workers, int control_fd)
 {
     struct nl_provider provider;
-    uint32_t started;
+    struct nl_fate_log log;
+    uint32_t started = 0;
     int error = nl_provider_open(&provider, shared->directions);
     if (error)
         return error;
-    error = start_workers(shared, &provider, workers, &started);
+    error = nl_fate_log_open(&log, shared);
+    if (!error)
+        error = start_workers(shared, &provider, workers, &started);
     if (!error) {
         wait_until_started(shared, workers);
         error = nl_provider_start(&provider); /* only now: it would be in the way of starting */
@@ -119,6 +123,7 @@ static int carry_until_closed(struct nl_shared *shared, struct worker *workers, 
     if (!error && write(control_fd, "R", 1) == 1)
         wait_until_closed(control_fd);
     stop_workers(shared, workers, started);
+    nl_fate_log_close(&log);
     nl_provider_close(&provider);
     return error;
 }
