@@ -44,8 +44,8 @@ def _model() -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(48, 10))
 
 
-BATCH = 6
-"""Images per step: some 90 ms on one slow core, so that a round's steps lie close together in time."""
+BATCH = 12
+"""Images per step: some 100 ms on one slow core, so that a round's steps lie close together in time."""
 
 
 class Stepper:
@@ -90,25 +90,36 @@ class RecordedStepper(Stepper):
             self.collectives.close()
 
 
-def wrapper(rounds: int = 160, unmeasured: int = 8) -> dict[str, list[float]]:
+def wrapper(builds: int = 6, rounds: int = 25, unmeasured: int = 4) -> list[dict[str, list[float]]]:
     """Seconds per step of torch's DDP (twice: the second one shows the noise), of ours unrecorded, and of ours
-    recorded. Every round takes one step of each, beginning with another one each time.
+    recorded. Every round takes one step of each, beginning with another one each time. Where a model's tensors come to
+    lie in memory changes its speed by a percent, so all are built anew several times, in another order.
     """
-    recorded = RecordedStepper()
-    steppers = {
-        "plain": Stepper(lambda module, _: DistributedDataParallel(module)),
-        "control": Stepper(lambda module, _: DistributedDataParallel(module)),
-        "wrapped": Stepper(lambda module, optimizer: DataParallel(module, optimizer, "ddp")),
-        "recorded": recorded,
+    return [_one_build(number, rounds, unmeasured) for number in range(builds)]
+
+
+def _one_build(number: int, rounds: int, unmeasured: int) -> dict[str, list[float]]:
+    builders: dict[str, Callable[[], Stepper]] = {
+        "plain": lambda: Stepper(lambda module, _: DistributedDataParallel(module)),
+        "wrapped": lambda: Stepper(lambda module, optimizer: DataParallel(module, optimizer, "ddp")),
+        "control": lambda: Stepper(lambda module, _: DistributedDataParallel(module)),
+        "recorded": RecordedStepper,
     }
-    names = list(steppers)
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    for number in range(unmeasured + rounds):
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
+    steppers = {name: builders[name]() for name in rotated(list(builders), number)}
+    seconds: dict[str, list[float]] = {name: [] for name in builders}
+    for round_number in range(unmeasured + rounds):
+        for name in rotated(list(builders), round_number):
             seconds[name].append(steppers[name].step())
+    recorded = steppers["recorded"]
+    assert isinstance(recorded, RecordedStepper)
     assert len(recorded.events) >= rounds, "the recorder saw no steps"
     return {name: values[unmeasured:] for name, values in seconds.items()}
+
+
+def rotated(names: list[str], number: int) -> list[str]:
+    """The names, beginning with another one for each number."""
+    first = number % len(names)
+    return names[first:] + names[:first]
 
 
 def main() -> None:
@@ -119,7 +130,7 @@ def main() -> None:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     with ExitStack() as stack:
         stack.enter_context(open_group(Transport(), rank, world))
-        found = {"averaging": averaging, "wrapper": wrapper}[sys.argv[1]]()
+        found = averaging() if sys.argv[1] == "averaging" else {"builds": wrapper()}
         if rank == 0:
             print(json.dumps(found), flush=True)
 

@@ -68,7 +68,11 @@ def to_json(found: Analysis) -> dict[str, Any]:
     """
     causes = [name for name in found.tables.cells.columns if name.startswith("exposed_") and name != "exposed_ms"]
     wire = {cell.id: tables.wire_per_step(cell) for cell in found.run.cells}
-    cells = [_cell_json(cell, causes, wire[str(cell["cell"])]) for cell in found.cells]
+    earlier = {cell.id: list((cell.done or {}).get("earlier_attempts", ())) for cell in found.run.cells}
+    cells = [
+        {**_cell_json(cell, causes, wire[str(cell["cell"])]), "earlier_attempts": earlier[str(cell["cell"])]}
+        for cell in found.cells
+    ]
     network = found.run.network
     value = {
         "run": str(found.run.path),

@@ -132,6 +132,9 @@ def _add_compare(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "--on-bad-network", choices=("stop", "continue"), help="when the network measured is not the one asked for"
     )
     how.add_argument("--on-failure", choices=("continue", "stop"), help="when a cell fails")
+    how.add_argument(
+        "--on-invalid", choices=("again", "keep"), help="when the emulation did not keep up in a cell (default: again)"
+    )
     how.add_argument("--plain", action="store_true", help="print lines, draw nothing, also on a terminal")
     compare.set_defaults(action=_compare)
 

@@ -29,6 +29,8 @@ from netlab import Lab, NetlabError, Profile, load_profile, parse_profile
 
 DONE, FAILED, INVALID = 0, 1, 3
 
+_TOP_FLAGS = ("carrier", "hosts", "on_bad_network", "on_failure", "on_invalid", "network")
+
 
 def compare(options: argparse.Namespace, start: Callable[..., Lab] = Lab.start) -> int:
     """Run what was asked for. Returns the exit code; raises CpdpError or NetlabError for a user's mistake."""
@@ -98,7 +100,7 @@ def _from_flags(options: argparse.Namespace) -> Experiment:
 
 def _changed(asked: Experiment, options: argparse.Namespace) -> Experiment:
     """The experiment with what the flags change; it is the changed one that is stored."""
-    top = {key: getattr(options, key) for key in ("carrier", "hosts", "on_bad_network", "on_failure", "network")}
+    top = {key: getattr(options, key) for key in _TOP_FLAGS}
     if options.seed is not None:
         top["order_seed"] = options.seed
     given = {key: value for key, value in top.items() if value is not None}

@@ -34,10 +34,11 @@ from netlab import DocumentError, Fields, Node, Problems, find_document, parse_d
 CARRIERS = ("auto", "relay", "netem")
 HOSTS = ("process", "docker")
 ON_FAILURE = ("continue", "stop")
+ON_INVALID = ("again", "keep")
 
 _TOP = (
     "name", "source", "network", "carrier", "hosts", "strategies", "seed", "order_seed", "on_failure",
-    "on_bad_network", "dilation", "phases",
+    "on_invalid", "on_bad_network", "dilation", "phases",
 )  # fmt: skip
 
 MOST_DILATION = 1000
@@ -56,6 +57,8 @@ class Experiment:
     hosts: str = "process"
     order_seed: int = 42
     on_failure: str = "continue"
+    on_invalid: str = "again"
+    """What follows a cell during which the emulation did not keep up."""
     on_bad_network: str = "stop"
     dilation: float = 1.0
     """Every delay and computation takes that many times longer and every rate is that much lower; times are divided by
@@ -137,6 +140,7 @@ def _experiment(top: Fields, path: str) -> Experiment:
         hosts=_choice(top, "hosts", HOSTS),
         order_seed=or_default(top.integer("order_seed", 0, 2**31 - 1), seed),
         on_failure=_choice(top, "on_failure", ON_FAILURE),
+        on_invalid=_choice(top, "on_invalid", ON_INVALID),
         on_bad_network=_choice(top, "on_bad_network", ("stop", "continue")),
         dilation=top.number("dilation", 1, MOST_DILATION) or 1.0,
     )

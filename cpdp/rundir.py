@@ -3,8 +3,8 @@ killed.
 
     runs/2026-12-01T14-05-33-nancy-sophia/
         experiment.yaml  resolved.json  machine.json  network.json
-        cells/ID/{cell.json, rank-R.events.jsonl, traffic.jsonl, output.log, done.json}
-        attempts/ID-N/      what an interrupted or failed cell left before --resume ran it again
+        cells/ID/{cell.json, rank-R.events.jsonl, traffic.jsonl, output.log, done.json, checkpoints/}
+        attempts/ID-N/      what a cell left that was run again: interrupted, failed, or the emulation did not keep up
         tables/{steps,cells,network,eval}.{parquet,csv}
         report.html
     runs/latest -> the newest
@@ -14,6 +14,7 @@ Flow: `runner` writes a run through `RunDir`; `read_run` gives a frozen `RunData
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -58,6 +59,11 @@ class CellDir:
     def events(self, rank: int) -> Path:
         """The event file of one rank."""
         return self.path / f"rank-{rank}.events.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """What the ranks saved for a resume; absent where no checkpoint was asked for, and once a cell is done."""
+        return self.path / "checkpoints"
 
     def event_files(self) -> list[Path]:
         """The event files that exist, in rank order."""
@@ -106,21 +112,30 @@ class RunDir:
         return CellDir(self.path / "cells" / cell_id)
 
     def start_cell(self, cell_id: str) -> CellDir:
-        """Make the folder of a cell anew; what an earlier attempt left is kept under attempts/."""
+        """Make the folder of a cell anew; what an earlier attempt left is kept under attempts/, but for its
+        checkpoints, from which the new one goes on.
+        """
         cell = self.cell(cell_id)
         try:
-            if cell.path.exists():
-                self._keep_attempt(cell_id, cell.path)
+            earlier = self._keep_attempt(cell_id, cell.path) if cell.path.exists() else None
             cell.path.mkdir(parents=True)
+            if earlier and earlier.checkpoints.is_dir():
+                earlier.checkpoints.rename(cell.checkpoints)
         except OSError as error:
             raise RunFolderError(f"cannot make {cell.path}: {error.strerror or error}") from error
         return cell
 
-    def _keep_attempt(self, cell_id: str, path: Path) -> None:
+    def attempts(self, cell_id: str) -> list[CellDir]:
+        """What is kept of a cell's earlier attempts, oldest first."""
+        parent = self.path / "attempts"
+        found = [one for one in parent.glob(f"{glob.escape(cell_id)}-*") if one.name.rpartition("-")[0] == cell_id]
+        return [CellDir(one) for one in sorted(found, key=lambda one: int(one.name.rpartition("-")[2]))]
+
+    def _keep_attempt(self, cell_id: str, path: Path) -> CellDir:
         attempts = self.path / "attempts"
         attempts.mkdir(exist_ok=True)
-        number = 1 + sum(1 for one in attempts.iterdir() if one.name.rpartition("-")[0] == cell_id)
-        path.rename(attempts / f"{cell_id}-{number}")
+        number = 1 + len(self.attempts(cell_id))
+        return CellDir(path.rename(attempts / f"{cell_id}-{number}"))
 
 
 def create(root: Path, name: str, now: datetime) -> RunDir:

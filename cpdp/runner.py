@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from enum import Enum, auto
 from pathlib import Path
 from typing import Any, Protocol
 
-from cpdp import jsonfile, wire
+from cpdp import jsonfile, padding, wire
 from cpdp.errors import NetworkNotAsAsked
 from cpdp.experiment import Experiment
 from cpdp.matrix import Cell
@@ -23,6 +25,11 @@ from cpdp.rundir import CellDir, RunData, RunDir, read_cell, read_run
 from cpdp.sampler import Progress, Sampler
 from cpdp.tables import state_of
 from netlab import JobResult, Lab, Profile, Verification
+
+ATTEMPTS = 3
+"""How often at most a cell is measured until the emulation keeps up. It is the emulation's health alone that decides,
+never the result, so this chooses no favourable ones; every attempt is kept and named.
+"""
 
 LAST_LINES = 12
 """Lines of a failed worker's output that are kept with the failure and shown."""
@@ -81,16 +88,30 @@ def run(job: Job, view: View, start: Callable[..., Lab] = Lab.start) -> RunData:
         verification = _verify(lab, job)
         view.network(verification, lab.choices)
         _check(verification, job)
-        for cell in left:
-            number = job.cells.index(cell) + 1
-            view.cell_started(cell, number, len(job.cells))
-            network = [] if verification["ok"] else ["the network was not the one asked for"]
-            ok = _Execution(lab, cell, job.folder.start_cell(cell.id), view, network).run()
+        faults = [] if verification["ok"] else ["the network was not the one asked for"]
+        queue = deque((cell, 1) for cell in left)
+        while queue:
+            cell, attempt = queue.popleft()
+            view.cell_started(cell, job.cells.index(cell) + 1, len(job.cells))
+            outcome = _Execution(lab, cell, job.folder.start_cell(cell.id), view, faults, _earlier(job, cell)).run()
             view.cell_ended(cell, read_run(job.folder))
-            if not ok and job.experiment.on_failure == "stop":
+            if outcome is Outcome.FAILED and asked.on_failure == "stop":
                 view.message(f"stopped at the first cell that failed, as asked: {cell.id}")
                 break
+            if outcome is Outcome.NOT_KEPT_UP and asked.on_invalid == "again" and attempt < ATTEMPTS:
+                view.message(f"{cell.id} will be measured again, after the others: the emulation did not keep up")
+                queue.append((cell, attempt + 1))
     return read_run(job.folder)
+
+
+def _earlier(job: Job, cell: Cell) -> list[dict[str, Any]]:
+    """What is known of a cell's earlier attempts, oldest first."""
+    found = []
+    for attempt in job.folder.attempts(cell.id):
+        done = jsonfile.read(attempt.done) if attempt.done.exists() else {}
+        reasons = done.get("reasons") or ["interrupted before its end"]
+        found.append({"folder": str(attempt.path.relative_to(job.folder.path)), "reasons": reasons})
+    return found
 
 
 def _verify(lab: Lab, job: Job) -> dict[str, Any]:
@@ -143,6 +164,16 @@ def wan_directions(lab: Lab) -> dict[str, str]:
     }
 
 
+class Outcome(Enum):
+    """How a cell ended, as far as what follows depends on it."""
+
+    COUNTED = auto()
+    FAILED = auto()
+    NOT_KEPT_UP = auto()
+    """The job ended well, and only the emulation's health speaks against it."""
+    NOT_COUNTED = auto()
+
+
 @dataclass
 class _Execution:
     """One cell, from its folder to its done.json."""
@@ -153,10 +184,12 @@ class _Execution:
     view: View
     faults: list[str]
     """What already speaks against the cell before it starts."""
+    earlier: list[dict[str, Any]]
+    """Attempts before this one, each with its folder and what speaks against it."""
     tails: dict[str, list[bytes]] = field(default_factory=dict)
 
-    def run(self) -> bool:
-        """Whether the job ended well; valid or not is another question, answered in done.json."""
+    def run(self) -> Outcome:
+        """Run the job on every worker and store its outcome in done.json."""
         jsonfile.write(self.folder.spec, self.cell.spec())
         mark, started, clock = self.lab.mark(), _now(), time.monotonic()
         directions = wan_directions(self.lab)
@@ -183,8 +216,14 @@ class _Execution:
             "failure": None if result.ok else self._failure(result),
             "health": health.to_json(),
         }
-        self._finish(done, result, [*self.faults, *health.reasons, *_sampling(sampler)], sites)
-        return result.ok
+        if self.earlier:
+            done["earlier_attempts"] = self.earlier
+        reasons = self._finish(done, result, [*self.faults, *health.reasons, *_sampling(sampler)], sites)
+        if not result.ok:
+            return Outcome.FAILED
+        if not reasons:
+            return Outcome.COUNTED
+        return Outcome.NOT_KEPT_UP if reasons == list(health.reasons) else Outcome.NOT_COUNTED
 
     def _counts(self, directions: Mapping[str, str]) -> dict[str, int]:
         traffic = self.lab.traffic()
@@ -218,16 +257,22 @@ class _Execution:
             "last_lines": lines[-LAST_LINES:],
         }
 
-    def _finish(self, done: dict[str, Any], result: JobResult, reasons: list[str], sites: Sequence[str]) -> None:
-        """Add the proof that the bytes crossed and the verdict, and write done.json in one rename."""
+    def _finish(self, done: dict[str, Any], result: JobResult, reasons: list[str], sites: Sequence[str]) -> list[str]:
+        """Add the proof that the bytes crossed and the verdict, and write done.json in one rename. Returns what speaks
+        against the cell.
+        """
         proof, faults = _proof(self.folder, sites)
+        continued = _continued_after(self.folder)
+        if continued:
+            done["continued_after"] = continued
         if not result.ok:
             said = done["failure"]["last_lines"]
             reasons = [f"{result.describe()}: {said[-1]}" if said else result.describe(), *reasons]
         elif not faults and proof["moved_bytes"] is None:
             done["notes"] = [f"the carrier {self.lab.carrier} counts no bytes: that they crossed is not proven"]
-        reasons = [*reasons, *(faults if result.ok else [])]
+        reasons = [*reasons, *(faults if result.ok else []), *_overrun(self.folder, self.cell)]
         jsonfile.write(self.folder.done, {**done, "wire": proof, "valid": not reasons, "reasons": reasons})
+        return reasons
 
 
 def _proof(folder: CellDir, sites: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
@@ -241,6 +286,21 @@ def _proof(folder: CellDir, sites: Sequence[str]) -> tuple[dict[str, Any], list[
         moved = wire.bytes_around(cell.traffic, *window)
     proof = {"least_bytes": expected, "moved_bytes": None if moved is None else dict(moved)}
     return proof, [] if moved is None else wire.crossing(expected, moved, sites)
+
+
+def _overrun(folder: CellDir, cell: Cell) -> list[str]:
+    """Whether padded computation took the times that were drawn for it."""
+    compute = cell.phase.compute
+    if compute is None:
+        return []
+    return padding.faults(padding.from_json(compute), read_cell(folder, {"id": folder.path.name}).logs)
+
+
+def _continued_after(folder: CellDir) -> int | None:
+    """The step after which the cell went on from a checkpoint; None when it began at the beginning."""
+    starts = [log.start for log in read_cell(folder, {"id": folder.path.name}).logs if log.start]
+    steps = [int(step) for start in starts if isinstance(step := start.details.get("continued_after"), int)]
+    return max(steps, default=None)
 
 
 def _sampling(sampler: Sampler) -> list[str]:

@@ -173,6 +173,13 @@ def faults(run: RunData, cells: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
             yield Text(f"    {said}")
 
 
+def repeated(run: RunData) -> Iterator[Text]:
+    """A line for every attempt that another one took the place of."""
+    for cell in run.cells:
+        for attempt in (cell.done or {}).get("earlier_attempts", ()):
+            yield Text(f"{cell.id}: kept in {attempt['folder']}: {'; '.join(attempt['reasons'])}")
+
+
 def summary_view(found: Analysis, width: int) -> RenderableType:
     """Everything that `cpdp show` and the end of `cpdp compare` print of a run."""
     run, summary, cells, trainings = found.run, found.summary, found.cells, found.trainings
@@ -190,6 +197,8 @@ def summary_view(found: Analysis, width: int) -> RenderableType:
     waiting = sum(1 for cell in cells if cell["state"] == "missing")
     if waiting:
         hidden.append(Text(f"{waiting} of {len(cells)} cells are not measured yet"))
+    again = list(repeated(run))
+    parts += [Text("\nMeasured again", "bold"), *again] if again else []
     return Group(*parts, *([Text("\nCells that do not count", "bold"), *hidden] if hidden else []))
 
 

@@ -89,12 +89,15 @@ WAN = {"nancy-sophia:nancy-r>sophia-r": "nancy>sophia", "nancy-sophia:sophia-r>n
 
 @dataclass
 class FakeLab:
-    """`fail`, `interrupt`, `late` and `bypass` name the cells (by a part of their id) that go wrong, and how."""
+    """`fail`, `interrupt`, `late` and `bypass` name the cells (by a part of their id) that go wrong, and how; of a cell
+    that is late, its first `late_times` attempts are.
+    """
 
     verification: dict = field(default_factory=lambda: fake_run.NETWORK)
     fail: str | None = None
     interrupt: str | None = None
     late: str | None = None
+    late_times: int = 99
     bypass: str | None = None
     log: list = field(default_factory=list)
 
@@ -144,7 +147,8 @@ class FakeLab:
         self.log.append(("run", spec["id"]))
         output("nancy-0", b"hello\nwor")
         output("nancy-0", b"ld\n")
-        self._late = bool(self.late) and self.late in spec["id"]
+        attempts = self.log.count(("run", spec["id"]))
+        self._late = bool(self.late) and self.late in spec["id"] and attempts <= self.late_times
         failing = bool(self.fail) and self.fail in spec["id"]
         interrupted = bool(self.interrupt) and self.interrupt in spec["id"]
         self._work(spec, out, cut=failing or interrupted)

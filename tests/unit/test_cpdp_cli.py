@@ -15,6 +15,7 @@ import pytest
 
 from cpdp import cli, compare, jsonfile, rundir, sampler
 from netlab import NetlabError
+from tests.conftest import ROOT
 from tests.unit.fake_lab import FakeLab
 from tests.unit.fake_run import DDP, NETWORK, FakeRun, verified
 
@@ -155,12 +156,43 @@ def test_a_lab_that_dies_leaves_what_was_measured_and_says_how_to_go_on(here, mo
 
 
 def test_a_cell_during_which_the_emulation_was_late_is_shown_and_not_counted(here, monkeypatch, capsys):
-    assert run(monkeypatch, FakeLab(late="ddp-r2"), "small.yaml") == 3
+    assert run(monkeypatch, FakeLab(late="ddp-r2"), "small.yaml", "--on-invalid", "keep") == 3
     assert "NOT VALID: the relay was late" in capsys.readouterr().out
     found = shown(capsys)
     assert [cell["reasons"] for cell in found["cells"] if not cell["valid"]] == [["the relay was late"]]
     line = next(line for line in found["strategies"] if line["label"] == "ddp" and line["phase"] == "exposure")
     assert (line["cells"], line["valid_cells"]) == (2, 1)
+
+
+def test_a_cell_during_which_the_emulation_was_late_is_measured_again_after_the_others(here, monkeypatch, capsys):
+    lab = FakeLab(late="ddp-r2", late_times=2)
+    assert run(monkeypatch, lab, "small.yaml") == 0
+    out = " ".join(capsys.readouterr().out.split())
+    ran = [entry[1] for entry in lab.log if entry[0] == "run"]
+    cell = ran[-1]
+    assert ran.count(cell) == 3
+    assert len(set(ran[:-2])) == len(ran) - 2, "the others come first"
+    assert f"{cell} will be measured again, after the others: the emulation did not keep up" in out
+    assert f"Measured again {cell}: kept in attempts/{cell}-1: the relay was late" in out
+    (again,) = [one for one in shown(capsys)["cells"] if one["earlier_attempts"]]
+    assert (again["id"], again["valid"], again["reasons"]) == (cell, True, [])
+    assert [one["folder"] for one in again["earlier_attempts"]] == [f"attempts/{cell}-1", f"attempts/{cell}-2"]
+    assert (here / "runs" / "latest" / "attempts" / f"{cell}-2" / "rank-0.events.jsonl").exists()
+
+
+def test_an_emulation_that_never_keeps_up_is_given_up_after_three_attempts(here, monkeypatch, capsys):
+    lab = FakeLab(late="ddp-r1")
+    assert run(monkeypatch, lab, "small.yaml", "--repeats", "1") == 3
+    cells = [entry[1] for entry in lab.log if entry[0] == "run" and "ddp-r1" in entry[1]]
+    assert {cells.count(cell) for cell in cells} == {3}
+    assert {len(one["earlier_attempts"]) for one in shown(capsys)["cells"] if not one["valid"]} == {2}
+
+
+def test_a_cell_that_anything_else_speaks_against_is_not_measured_again(here, monkeypatch, capsys):
+    lab = FakeLab(late="ddp-r1", bypass="ddp-r1")
+    assert run(monkeypatch, lab, "small.yaml", "--repeats", "1") == 3
+    ran = [entry[1] for entry in lab.log if entry[0] == "run"]
+    assert len(set(ran)) == len(ran)
 
 
 def test_a_cell_whose_bytes_did_not_cross_the_wan_is_not_valid(here, monkeypatch, capsys):
@@ -302,8 +334,8 @@ def test_a_closed_pipe_is_no_traceback(here):
 def test_sigterm_ends_like_ctrl_c_and_leaves_a_readable_run(here):
     script = (
         "import functools, sys, time\n"
-        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "from fake_lab import FakeLab\n"
+        f"sys.path.insert(0, {str(ROOT)!r})\n"
+        "from tests.unit.fake_lab import FakeLab\n"
         "from cpdp import cli, compare\n"
         "class Slow(FakeLab):\n"
         "    def run(self, argv, **named):\n"
@@ -315,8 +347,7 @@ def test_sigterm_ends_like_ctrl_c_and_leaves_a_readable_run(here):
         "sys.exit(cli.main(['compare', 'small.yaml']))\n"
     )
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=here)
-    while process.stdout.readline() != "cell\n":
-        pass
+    assert "cell\n" in iter(process.stdout.readline, "")
     started = time.monotonic()
     process.send_signal(signal.SIGTERM)
     out = process.stdout.read()
@@ -366,8 +397,8 @@ def test_a_live_screen_draws_on_a_terminal_of_sixty_columns_without_breaking_lin
     environment = {**os.environ, "COLUMNS": "60", "TERM": "xterm", "NO_COLOR": "1"}
     script = (
         "import functools, sys\n"
-        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "from fake_lab import FakeLab\n"
+        f"sys.path.insert(0, {str(ROOT)!r})\n"
+        "from tests.unit.fake_lab import FakeLab\n"
         "from cpdp import cli, compare\n"
         "compare.compare = functools.partial(compare.compare, start=FakeLab().start)\n"
         "sys.exit(cli.main(['compare', 'small.yaml']))\n"

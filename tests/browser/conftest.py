@@ -1,6 +1,0 @@
-"""Lets the browser tests use the unit tests' fake runs."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
