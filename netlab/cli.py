@@ -157,6 +157,7 @@ def _lab_verbs(verb: Callable[..., argparse.ArgumentParser]) -> None:
                 "--interval", type=float, default=1.0, metavar="S", help="seconds between looks (default 1)"
             )
             made.add_argument("--count", type=int, metavar="N", help="end after N looks")
+            made.add_argument("--no-rtt", action="store_true", help="send no echoes over the links")
         if name == "capture":
             made.add_argument("file", metavar="FILE", type=Path, help="what to write")
             made.add_argument("--seconds", type=float, metavar="S", help="end after S seconds")

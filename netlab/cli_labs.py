@@ -117,7 +117,7 @@ def top(options: argparse.Namespace, _command: list[str]) -> int:
     if not 0.05 <= options.interval <= 3600:
         raise UserError(f"--interval {options.interval:g}: 0.05 to 3600 seconds are allowed")
     with _attached(options.lab) as lab:
-        watch(lab, options.interval, options.count)
+        watch(lab, options.interval, options.count, echoes=not options.no_rtt)
     return 0
 
 

@@ -55,6 +55,7 @@ class Executor:
         self._directions: list[Direction] = []
         self._shapes: dict[str, p.Shape] = {}
         self.packet_log: PacketLog | None = None
+        self._netem_notes: dict[str, list[str]] = {}  # differences from the model, with the directions that have them
         self.impairments: dict[str, Impairment] = {}
 
     def build(self, plan: Plan) -> None:
@@ -65,6 +66,7 @@ class Executor:
             except (OSError, NetlinkError) as error:
                 reason = error.strerror or error if isinstance(error, OSError) else error
                 raise ExecutionError(f"{operation.describe()}: {reason}") from error
+        self.choices += netem.told(self._netem_notes)
         if self._directions:
             self.relay = Relay.start(self._directions, packet_log=self.packet_log)
             for fd in self._tun.values():
@@ -250,7 +252,9 @@ class Executor:
     def _set_netem(self, shape: p.Shape, impairment: Impairment) -> None:
         """Whether netem may draw random effects without a seed was settled when the carrier was chosen."""
         index = self._find(shape.node, shape.interface)
-        netem.apply(self._netlink[shape.node], index, impairment, shape.mtu, seeded=False)
+        applied = netem.apply(self._netlink[shape.node], index, impairment, shape.mtu, seeded=False)
+        for note in applied.notes:
+            self._netem_notes.setdefault(note, []).append(shape.direction)
 
     def _find(self, node: str, interface: str) -> int:
         key = (node, interface)

@@ -1,4 +1,4 @@
-"""Measures a path from inside a namespace: ``python -m netlab.probe rtt|flood|sink|train|hear ...``; prints JSON.
+"""Measures a path from inside a namespace: ``python -m netlab.probe rtt|flood|sink|train|hear|echo ...``; prints JSON.
 
 Run by ``netlab.verify`` in the lab. Standard library only and nothing from the rest of netlab, so that it starts
 quickly.
@@ -9,8 +9,11 @@ small buffer full), so a slow receiving program cannot lower the figure, nor can
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
+import selectors
 import socket
 import struct
 import sys
@@ -138,6 +141,45 @@ def hear(port: int, seconds: float) -> dict[str, object]:
     return {"arrived": arrived}
 
 
+def echo(interval_s: float, addresses: list[str]) -> None:
+    """Send an echo to each address every ``interval_s`` and print, each time, the newest round trip of each in ns, as a
+    line of JSON, until nobody reads it; null where no answer came.
+    """
+    found: dict[str, int | None] = dict.fromkeys(addresses)
+    sent: dict[tuple[str, int], int] = {}
+    with selectors.DefaultSelector() as ready:
+        for address in addresses:
+            sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP)
+            sock.connect((address, 0))
+            ready.register(sock, selectors.EVENT_READ, address)
+        start = time.monotonic()
+        for number in itertools.count():
+            sent = {key: at for key, at in sent.items() if number - key[1] < 10_000}
+            for key in list(ready.get_map().values()):
+                sent[key.data, number % 65536] = time.monotonic_ns()
+                with contextlib.suppress(OSError):  # the far end is not there at the moment
+                    key.fileobj.send(_ICMP_HEADER.pack(_ECHO_REQUEST, 0, 0, 0, number % 65536) + bytes(56))  # type: ignore[union-attr]
+            _answers(ready, start + (number + 1) * interval_s, sent, found)
+            sys.stdout.write(json.dumps(found) + "\n")
+            sys.stdout.flush()
+            found = dict.fromkeys(addresses)
+
+
+def _answers(
+    ready: selectors.BaseSelector, moment: float, sent: dict[tuple[str, int], int], found: dict[str, int | None]
+) -> None:
+    """Note every answer that comes before ``moment``, also to echoes of earlier rounds."""
+    while (left := moment - time.monotonic()) > 0:
+        for key, _ in ready.select(left):
+            try:
+                reply = key.fileobj.recv(2048)  # type: ignore[union-attr]
+            except OSError:
+                continue
+            began = sent.pop((key.data, _ICMP_HEADER.unpack_from(reply)[4]), None)
+            if began is not None:
+                found[key.data] = time.monotonic_ns() - began
+
+
 def _dropped() -> int:
     """UDP datagrams that this namespace could not queue, so far."""
     rows = [line.split() for line in Path("/proc/net/snmp").read_text().splitlines() if line.startswith("Udp:")]
@@ -147,6 +189,10 @@ def _dropped() -> int:
 def main(arguments: list[str]) -> int:
     """Entry of ``python -m netlab.probe``."""
     kind, rest = arguments[0], arguments[1:]
+    if kind == "echo":
+        with contextlib.suppress(BrokenPipeError):
+            echo(float(rest[0]), rest[1:])
+        return 0
     if kind == "rtt":
         result = rtt(rest[0], int(rest[1]), float(rest[2]), int(rest[3]), float(rest[4]))
     elif kind == "flood":

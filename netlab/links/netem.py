@@ -11,6 +11,7 @@ be cut before, by the interface it arrives from: see `send_single_packets`.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -93,6 +94,15 @@ def apply(ipr: Any, ifindex: int, impairment: Impairment, mtu: int, *, seeded: b
         in_flight_packets=in_flight,
         notes=model.notes(impairment, mtu),
     )
+
+
+def told(notes: Mapping[str, Sequence[str]]) -> list[str]:
+    """Differences from the model in words, each with the directions that have it, of many the first two."""
+    found = []
+    for note, directions in notes.items():
+        names = ", ".join(directions[:2]) + (f" and {len(directions) - 2} more" if len(directions) > 2 else "")
+        found.append(f"netem: {note} ({names})")
+    return found
 
 
 def send_single_packets(ipr: Any, ifindex: int) -> None:

@@ -11,6 +11,7 @@ import pytest
 from netlab.cli import main
 from netlab.lab import Lab
 from netlab.profile import parse_profile
+from netlab.top import watch
 
 pytestmark = pytest.mark.lab
 
@@ -86,3 +87,12 @@ def test_verify_refuses_a_link_that_there_is_not_before_it_builds_anything(tmp_p
     )
     assert main(["verify", str(path), "--link", "campus-cloud", "--level", "rtt", "--json", "--carrier", "relay"]) == 0
     assert {row["link"] for row in json.loads(capsys.readouterr().out)["links"]} == {"campus-cloud"}
+
+
+def test_top_sees_the_round_trip_of_line_and_link_by_real_packets(lab, monkeypatch):
+    seen = []
+    monkeypatch.setattr("netlab.top.render", lambda view: seen.append(dict(view.rtt_ms)))
+    monkeypatch.setattr("netlab.top._Plain.update", lambda self, table: None)
+    watch(lab, 1.0, 3)
+    assert 12 <= seen[-1]["campus-2.access"] <= 12.7
+    assert 10 <= seen[-1]["campus-cloud"] <= 10.5

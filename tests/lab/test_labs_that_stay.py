@@ -151,7 +151,7 @@ def test_top_shows_every_direction_at_80_columns(netlab: Netlab, standing: dict[
     lines = done.stdout.decode().splitlines()
     assert sum("a>b" in line for line in lines) == 2
     assert sum("b>a" in line for line in lines) == 2
-    assert max(map(len, lines)) <= 100
+    assert max(map(len, lines)) <= 80
 
 
 def test_events_begin_with_the_lab_coming_up(netlab: Netlab, standing: dict[str, str]) -> None:
