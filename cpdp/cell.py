@@ -6,18 +6,21 @@ Flow: experiment -> cell.json -> `read_cell` -> worker. The same file is given t
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cpdp import padding
 from cpdp.errors import CellError
+from cpdp.padding import Padding
 from cpdp.strategies import StrategySpec, from_mapping
 from cpdp.workloads import check
 
 _KNOWN = (
     "id", "strategy", "repeat", "seed", "workload", "optimizer", "steps", "warmup_steps", "steps_per_epoch", "epochs",
-    "gloo_contexts", "timeout_s",
+    "gloo_contexts", "timeout_s", "checkpoint", "duration_s", "evaluate_every", "local_models", "compute", "dilation",
 )  # fmt: skip
 
 
@@ -39,9 +42,27 @@ class Cell:
     steps_per_epoch: int | None = None
     gloo_contexts: int = 4
     timeout_s: float = 120.0
+    checkpoint: int | None = None
+    """Steps between two checkpoints; None: none is taken, and none is looked for."""
+    duration_s: float | None = None
+    """Seconds of training, evaluations not counted; it ends at the first evaluation from then on."""
+    evaluate_every: int | None = None
+    local_models: bool = False
+    compute: Padding | None = None
+    dilation: float = 1.0
 
-    def total_steps(self, steps_per_epoch: int | None) -> int:
-        """Optimizer steps of the whole job, warm-up included. Raises CellError when nothing says how many."""
+    def identity(self) -> dict[str, Any]:
+        """What decides the bits of the run: a checkpoint taken with other values belongs to another run."""
+        kept = ("seed", "steps", "epochs", "warmup_steps", "steps_per_epoch")
+        shown = {"strategy": self.strategy.label, "workload": dict(self.workload), "optimizer": dict(self.optimizer)}
+        return {**shown, **{key: getattr(self, key) for key in kept}}
+
+    def total_steps(self, steps_per_epoch: int | None) -> float:
+        """Optimizer steps of the whole job, warm-up included; no end where a duration is given. Raises CellError when
+        nothing says how many.
+        """
+        if self.duration_s is not None:
+            return math.inf
         if self.steps is not None:
             return self.warmup_steps + self.steps
         if self.epochs is not None and steps_per_epoch is not None:
@@ -86,10 +107,16 @@ def parse_cell(raw: Mapping[str, Any], where: str) -> Cell:
         warmup_steps=_whole(raw, where, "warmup_steps", 0) or 0,
         steps_per_epoch=_whole(raw, where, "steps_per_epoch", 1),
         gloo_contexts=_whole(raw, where, "gloo_contexts", 1) or 4,
-        timeout_s=_seconds(raw, where),
+        timeout_s=_seconds(raw, where, "timeout_s", 120.0) or 120.0,
+        checkpoint=_whole(raw, where, "checkpoint", 1),
+        duration_s=_seconds(raw, where, "duration_s", None),
+        evaluate_every=_whole(raw, where, "evaluate_every", 1),
+        local_models=bool(raw.get("local_models", False)),
+        compute=padding.from_json(raw["compute"]) if raw.get("compute") else None,
+        dilation=_seconds(raw, where, "dilation", 1.0) or 1.0,
     )
-    if (cell.steps is None) == (cell.epochs is None):
-        raise CellError(f"{where}: exactly one of steps and epochs must be given")
+    if sum(length is not None for length in (cell.steps, cell.epochs, cell.duration_s)) != 1:
+        raise CellError(f"{where}: exactly one of steps, epochs and duration_s must be given")
     return cell
 
 
@@ -102,8 +129,10 @@ def _whole(raw: Mapping[str, Any], where: str, key: str, low: int) -> int | None
     return value
 
 
-def _seconds(raw: Mapping[str, Any], where: str) -> float:
-    value = raw.get("timeout_s", 120.0)
+def _seconds(raw: Mapping[str, Any], where: str, key: str, default: float | None) -> float | None:
+    value = raw.get(key)
+    if value is None:
+        return default
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 86_400:
-        raise CellError(f"{where}: timeout_s: {value!r} is not allowed; seconds above 0, up to 86400")
+        raise CellError(f"{where}: {key}: {value!r} is not allowed; seconds above 0, up to 86400")
     return float(value)

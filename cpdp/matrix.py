@@ -63,6 +63,10 @@ class Cell:
             "gloo_contexts": self.phase.gloo_contexts,
             "timeout_s": self.phase.timeout_s,
             "checkpoint": self.phase.checkpoint,
+            "duration_s": self.phase.duration_s,
+            "evaluate_every": self.phase.evaluate_every,
+            "local_models": self.phase.local_models,
+            "compute": None if self.phase.compute is None else dict(self.phase.compute),
         }
 
     def listed(self) -> dict[str, Any]:

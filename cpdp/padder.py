@@ -4,11 +4,11 @@ Flow: `worker` tells where a step and its forward pass begin; hooks on the modul
 slower, a third of the time passes in the forward pass and two thirds in the backward pass, there layer by layer in
 proportion to multiply-accumulates, so that DDP's buckets become ready over the length of the backward pass. Waits end
 at absolute deadlines counted from the start of the step's computation, so real work is part of the time, not added to
-it; what comes behind the last wait (the first layer's gradients, the optimizer) is estimated from the steps before and
-taken off. A wait sleeps; it never spins, the cores belong to the network.
+it; no deadline is later than leaves room for the real work behind it, which is estimated from the steps before. A wait
+sleeps; it never spins, the cores belong to the network.
 
-Where the real work alone takes longer than the drawn time, the step takes as long as it takes: it is counted, and
-`padding.faults` says when that happened too often.
+Where the real work alone takes longer than the drawn time, the step takes as long as it takes: by how much is written
+into its event, and `padding.faults` says when that happened too often.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import accumulate
 from statistics import median
 from typing import Any
@@ -28,8 +29,26 @@ from cpdp.padding import DRAWN, EXCESS
 from cpdp.recorder import Recorder
 
 FORWARD_SHARE = 1 / 3
-TAILS = 15
-"""How many of the last steps the estimate of what follows the last wait is taken from."""
+REMEMBERED = 15
+"""How many of the last steps the estimate of the work behind a wait is taken from."""
+
+FORWARD = "forward"
+"""Name of the wait before the forward pass; the others have their layers' names."""
+
+
+@dataclass
+class _Step:
+    """One step under way: when its computation began (less what was no computation), and its waits so far."""
+
+    drawn: int
+    began: int
+    data: int = 0
+    start: int = 0
+    slept: int = 0
+    waits: list[tuple[str, int, int]] = field(default_factory=list)
+    """(name, when it was over, time slept up to then)"""
+    computed: int = 0
+    optimizing: int = 0
 
 
 class Padder:
@@ -50,10 +69,8 @@ class Padder:
         self._draw, self._recorder, self._clock = draw, recorder, clock
         self._layers: list[Layer] = []
         self._shares: dict[str, float] = {}
-        self._tails: deque[int] = deque([0], maxlen=TAILS)
-        self._began = self._drawn = self._data = self._start = 0
-        self._last_wait = self._tail = self._computed = self._optimizing = 0
-        self._ran_over = False
+        self._behind: dict[str, deque[int]] = {}
+        self._step = _Step(0, 0)
         optimizer.register_step_pre_hook(self._optimizer_begins)
         optimizer.register_step_post_hook(self._optimizer_ends)
 
@@ -67,24 +84,24 @@ class Padder:
 
     def begin(self, n: int) -> None:
         """Step `n` begins, with loading its data."""
-        self._began, self._drawn = self._clock(), self._draw(n)
+        self._step = _Step(self._draw(n), self._clock())
 
     def loaded(self) -> None:
         """The data are there; what follows until the module's forward pass (DDP's broadcasts) is no computation."""
-        self._data = self._clock() - self._began
+        self._step.data = self._clock() - self._step.began
 
     def _forward_begins(self, module: nn.Module, inputs: Any) -> None:
         if module.training:
-            self._start = self._clock() - self._data
-            self._wait(self._reserved() * FORWARD_SHARE)
+            self._step.start = self._clock() - self._step.data
+            self._wait(FORWARD, FORWARD_SHARE)
 
     def _forward_ends(self, module: nn.Module, inputs: Any, output: Any) -> None:
         """Divide the backward pass, once: the layers behind come first."""
         if module.training and not self._shares:
-            counts = [layer.macs for layer in reversed(self._layers)]
-            ends = accumulate(counts)
-            whole = sum(counts) or 1
-            self._shares = {layer.name: end / whole for layer, end in zip(reversed(self._layers), ends, strict=True)}
+            layers = list(reversed(self._layers))
+            whole = sum(layer.macs for layer in layers) or 1
+            ends = accumulate(layer.macs for layer in layers)
+            self._shares = {layer.name: end / whole for layer, end in zip(layers, ends, strict=True)}
 
     def _layer_hook(self, layer: Layer) -> Callable[..., None]:
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -97,38 +114,38 @@ class Padder:
         return hook
 
     def _before_backward_of(self, layer: Layer) -> None:
-        """The gradients of the layers behind are complete; this one's shall be when its share of the time is over."""
-        share = self._shares.get(layer.name, 1.0)
-        self._wait(self._reserved() * (FORWARD_SHARE + (1 - FORWARD_SHARE) * share))
-        self._last_wait = self._clock()
+        """The gradients of the layers behind are there; this one's shall be when its share of the time is over."""
+        self._wait(layer.name, FORWARD_SHARE + (1 - FORWARD_SHARE) * self._shares.get(layer.name, 1.0))
+        self._step.computed = 0
         torch.autograd.Variable._execution_engine.queue_callback(self._gradients_computed)
 
     def _gradients_computed(self) -> None:
-        """Runs at the end of the backward pass, before DDP waits for the network. Queued by every
-        layer, it counts once.
+        """The backward pass is over, and DDP has not begun to wait for the network. Every layer queues it, the first
+        to run counts.
         """
-        if self._last_wait:
-            self._tail, self._last_wait = self._clock() - self._last_wait, 0
-            self._computed = self._clock()
+        self._step.computed = self._step.computed or self._clock()
 
     def _optimizer_begins(self, optimizer: Any, inputs: Any, named: Any) -> None:
-        self._optimizing = self._clock()
+        self._step.optimizing = self._clock()
 
     def _optimizer_ends(self, optimizer: Any, inputs: Any, named: Any) -> None:
-        """The step's computation is over: what it took, beside what was drawn for it."""
-        spent = self._clock() - self._optimizing
-        took = self._computed - self._start + spent
-        self._tails.append(self._tail + spent)
-        late = took - self._drawn if self._ran_over else 0
-        self._recorder.fact(DRAWN, self._drawn)
-        self._recorder.fact(EXCESS, max(0, late))
+        """The step's computation is over: note what it took beside what was drawn, and the work behind each wait."""
+        step = self._step
+        end = step.computed + self._clock() - step.optimizing  # as if nothing had been waited for in between
+        for name, over, slept in step.waits:
+            behind = end - over - (step.slept - slept)
+            self._behind.setdefault(name, deque(maxlen=REMEMBERED)).append(behind)
+        self._recorder.fact(DRAWN, step.drawn)
+        self._recorder.fact(EXCESS, max(0, end - step.start - step.drawn))
 
-    def _reserved(self) -> float:
-        """The time that waits may fill: all but what usually follows the last of them."""
-        return max(0.0, self._drawn - median(self._tails))
-
-    def _wait(self, offset_ns: float) -> None:
-        left = self._start + offset_ns - self._clock()
-        self._ran_over = left <= 0
+    def _wait(self, name: str, share: float) -> None:
+        """Sleep until a share of the drawn time is over, or less where more work is left than would then fit in."""
+        step, behind = self._step, self._behind.get(name)
+        offset = min(share * step.drawn, step.drawn - (median(behind) if behind else 0))
+        before = self._clock()
+        left = step.start + offset - before
         if left > 0:
             time.sleep(left * 1e-9)
+        after = self._clock()
+        step.slept += after - before if left > 0 else 0
+        step.waits.append((name, after, step.slept))

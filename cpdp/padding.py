@@ -23,6 +23,9 @@ TIMES = ("constant", "exponential", "shifted")
 DRAWN, EXCESS = "drawn_ns", "excess_ns"
 """Facts of a step event: the time that was drawn for the step, and how much longer its real work took."""
 
+TOLERANCE = 0.02
+"""A step overran when it took longer than drawn by more than this share of the mean time drawn."""
+
 OVERRUN = 0.1
 """Share of overrun steps beyond which a cell does not count, where the experiment states none."""
 
@@ -127,8 +130,10 @@ def overrun(steps: Iterable[StepEvent]) -> Overrun | None:
     padded = [step.facts for step in steps if step.facts.get(DRAWN) is not None]
     if not padded:
         return None
-    excess = [int(facts.get(EXCESS) or 0) for facts in padded]
-    return Overrun(len(padded), sum(1 for one in excess if one > 0), sum(int(f[DRAWN]) for f in padded), sum(excess))
+    excess = [int(facts.get(EXCESS) or 0) for facts in padded]  # type: ignore[call-overload]
+    drawn = sum(int(facts[DRAWN]) for facts in padded)  # type: ignore[call-overload]
+    allowed = TOLERANCE * drawn / len(padded)
+    return Overrun(len(padded), sum(1 for one in excess if one > allowed), drawn, sum(excess))
 
 
 def faults(padding: Padding | None, logs: Iterable[EventLog]) -> list[str]:

@@ -77,6 +77,7 @@ class DataParallel(nn.Module):
         self._arming = "buffers"
         self._position = position(1, steps_per_epoch)
         self._replicas_equal = True
+        self._at_boundary = True
         self._hooks = (
             module.register_forward_pre_hook(self._enter_module),
             optimizer.register_step_pre_hook(self._before_optimizer),
@@ -92,6 +93,16 @@ class DataParallel(nn.Module):
     def replicas_equal(self) -> bool:
         """Whether all workers' parameters are equal now; where not, the model is the mean of all of them."""
         return self._replicas_equal
+
+    @property
+    def at_boundary(self) -> bool:
+        """Whether the last step synchronised the workers (or none has been taken)."""
+        return self._at_boundary
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """Optimizer steps in an epoch, where somebody said how many."""
+        return self._steps_per_epoch
 
     def observe_loss(self, loss: Any) -> None:
         """Tell a strategy that adapts to the loss (`strategy.needs_loss`) what it is; others ignore it.
@@ -210,6 +221,7 @@ class DataParallel(nn.Module):
         boundary = self.strategy.boundary(at)
         if (period := self.strategy.current_period) is not None:
             self.recorder.fact("period", period)
+        self._at_boundary = boundary
         self._replicas_equal = boundary and self.strategy.equalises(at)
         with torch.no_grad():
             (self.strategy.synchronise if boundary else self.strategy.between)(at)

@@ -22,7 +22,7 @@ KINDS = {"replayed": "replayed", "training": "real"}
 _PHASE = (
     "name", "kind", "workload", "strategies", "steps", "warmup_steps", "steps_per_epoch", "epochs", "repeats",
     "seed", "optimizer", "gloo_contexts", "timeout", "limit", "target_accuracy", "duration", "evaluate_every",
-    "target_loss", "local_models", "compute",
+    "target_loss", "local_models", "compute", "checkpoint",
 )  # fmt: skip
 _COMPUTE = ("mode", "step", "times", "shift", "factors", "straggler_chance", "straggler_factor", "overrun")
 HINTS = {"k": "a period belongs to a strategy, like localsgd:k=2", "warmup": "write warmup_steps"}
@@ -69,6 +69,7 @@ class Phase:
     target_loss: float | None = None
     local_models: bool = False
     compute: Json | None = None
+    checkpoint: int | None = None
 
 
 def or_default(value: int | None, default: int) -> int:
@@ -108,6 +109,7 @@ def read_phase(node: Node, problems: Problems, common: tuple[Json, ...] | None, 
         target_loss=fields.number("target_loss", 0, 1e9),
         local_models=fields.boolean("local_models") or False,
         compute=_compute(fields, kind),
+        checkpoint=fields.integer("checkpoint", 1, 10**7),
     )
 
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import pandas as pd
 
-from cpdp import wire
+from cpdp import padding, wire
 from cpdp.errors import EventError, RunFolderError
-from cpdp.events import EventLog, StepEvent
+from cpdp.events import EVALUATED, EventLog, StepEvent
 from cpdp.exposure import break_down
 from cpdp.rundir import CellData, RunData
 
@@ -28,14 +28,18 @@ CAUSES = ("gradients", "parameters", "update")
 PARTS = ("step_ms", "computation_ms", "exposed_ms", "hidden_ms", "rest_ms")
 CELL = ("cell", "phase", "label", "strategy", "period", "params", "repeat")
 STEP = (*CELL, "rank", "n", "epoch", "warmup", "boundary", "start_s", *PARTS)
-STEP_END = ("payload_bytes", "loss", "overhead_us")
+STEP_END = ("payload_bytes", "loss", "overhead_us", "tau", "drawn_ms", "excess_ms")
 CELLS = (*CELL, "seed", "valid", "state", "reasons", "steps", "ranks", *PARTS)
 CELLS_END = (
     "payload_bytes_per_step", "wire_bytes_per_step", "queue_drops", "lateness_p99_us", "wall_s", "train_s", "accuracy",
-    "loss",
+    "loss", "train_loss", "overran_share", "excess_share",
 )  # fmt: skip
 NETWORK = ("link", "direction", "quantity", "unit", "asked", "achieved", "low", "high", "ok")
-EVAL = (*CELL, "n", "epoch", "train_s", "wall_s", "accuracy", "loss")
+EVAL = (*CELL, "n", "epoch", "train_s", "wall_s", "accuracy", "loss", *EVALUATED)
+
+
+NUMBERS = ("accuracy", "loss", "tau", *EVALUATED)
+"""Columns of numbers whose names do not say so."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,7 @@ def cause_column(cause: str) -> str:
 def _frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
     frame = pd.DataFrame([[row.get(column) for column in columns] for row in rows], columns=list(columns))
     for column in columns:
-        if column.endswith(("_ms", "_s", "_us", "per_step", "drops")) or column in ("accuracy", "loss"):
+        if column.endswith(("_ms", "_s", "_us", "per_step", "drops")) or column in NUMBERS:
             frame[column] = frame[column].astype(float)
         elif column.startswith("exposed_"):
             frame[column] = frame[column].astype(float).fillna(0.0)
@@ -146,7 +150,14 @@ def _step_row(step: StepEvent, origin_ns: int) -> dict[str, Any]:
         "payload_bytes": parts.payload_bytes,
         "loss": step.loss,
         "overhead_us": step.overhead_ns / 1e3,
+        "tau": step.facts.get("period"),
+        "drawn_ms": _milli(step.facts.get(padding.DRAWN)),
+        "excess_ms": _milli(step.facts.get(padding.EXCESS)),
     }
+
+
+def _milli(ns: Any) -> float | None:
+    return None if ns is None else float(ns) / 1e6
 
 
 def cell_row(cell: CellData, rows: Sequence[Mapping[str, Any]], problems: Sequence[str]) -> dict[str, Any]:
@@ -175,7 +186,15 @@ def cell_row(cell: CellData, rows: Sequence[Mapping[str, Any]], problems: Sequen
         "train_s": max((row["start_s"] + row["step_ms"] / 1e3 for row in rows), default=None),
         "accuracy": evals[-1]["accuracy"] if evals else None,
         "loss": evals[-1]["loss"] if evals else None,
+        "train_loss": evals[-1]["train_loss"] if evals else None,
+        **_overrun(cell),
     }
+
+
+def _overrun(cell: CellData) -> dict[str, float]:
+    """How much of padded computation took longer than drawn; nothing of a cell that was not padded."""
+    found = padding.overrun(step for log in cell.logs for step in _measured(log))
+    return {} if found is None else {"overran_share": found.share, "excess_share": found.excess_share}
 
 
 def state_of(cell: CellData) -> str:
@@ -238,7 +257,7 @@ def eval_rows(cell: CellData) -> list[dict[str, Any]]:
     rows = []
     for event in log.evals:
         spent = sum(step.end_ns - step.start_ns for step in log.steps if step.n <= event.n)
-        wall = event.t_ns - log.steps[0].start_ns
+        wall = max(0, event.t_ns - log.steps[0].start_ns)
         rows.append(
             {
                 **_head(cell),
@@ -248,6 +267,7 @@ def eval_rows(cell: CellData) -> list[dict[str, Any]]:
                 "wall_s": wall / 1e9,
                 "accuracy": event.accuracy,
                 "loss": event.loss,
+                **{key: getattr(event, key) for key in EVALUATED},
             }
         )
     return rows

@@ -15,21 +15,24 @@ import platform
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from cpdp.cell import Cell, read_cell
+from cpdp.checkpoint import FOLDER, Checkpoints, History, random_state, set_random_state
 from cpdp.clock import MonotonicClock
 from cpdp.errors import CellError, CpdpError, PeerLost
-from cpdp.events import EndEvent, EvalEvent, EventWriter, Json, StartEvent, finite
-from cpdp.flat import float_buffers, trained_parameters
+from cpdp.evaluation import Evaluations
+from cpdp.events import EndEvent, Event, EventWriter, Json, StartEvent
+from cpdp.padder import Padder
 from cpdp.parallel import DataParallel
 from cpdp.recorder import StepRecorder
-from cpdp.schedule import position
 from cpdp.strategies import strategy_class
 from cpdp.transport import Transport, first_line, is_network_failure, open_group
 from cpdp.workloads import build
@@ -63,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
         cell, me = read_cell(options.cell), _Rank.from_environment()
         options.out.mkdir(parents=True, exist_ok=True)
         with EventWriter(options.out / f"rank-{me.rank}.events.jsonl") as writer:
-            run(cell, me.rank, me.world, writer)
+            run(cell, me.rank, me.world, writer, options.out)
     except CpdpError as error:
         print(f"cpdp.worker: {error}", file=sys.stderr, flush=True)
         # Without destructors: those of a process group whose peers are gone would wait for its time limit.
@@ -71,27 +74,55 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def run(cell: Cell, rank: int, world: int, writer: EventWriter) -> None:
+def run(cell: Cell, rank: int, world: int, writer: EventWriter, folder: Path) -> None:
     """Train one cell on this rank and write its events. Raises CpdpError; its end event is written in any
     case.
     """
     torch.set_num_threads(1)
     transport = Transport(contexts=cell.gloo_contexts, timeout_s=cell.timeout_s)
-    writer.write(_start_event(cell, rank, world))
     try:
+        saved = Saved.of(cell, rank, world, folder)
+        writer.write(_start_event(cell, rank, world, saved))
         with open_group(transport, rank, world):
-            training = _Training(cell, Place(rank, world, cell.seed), writer)
-            try:
-                training.run()
-            except RuntimeError as error:
-                raise training.explain(error) from error
+            train(cell, Place(rank, world, cell.seed), writer, saved)
     except CpdpError as error:
         writer.write(EndEvent(time.monotonic_ns(), ok=False, reason=str(error)))
         raise
     writer.write(EndEvent(time.monotonic_ns(), ok=True))
 
 
-def _start_event(cell: Cell, rank: int, world: int) -> StartEvent:
+def train(cell: Cell, place: Place, writer: EventWriter, saved: Saved) -> None:
+    """The training of one cell in the process group that is open. Raises CpdpError."""
+    training = _Training(cell, place, writer, saved)
+    try:
+        training.run()
+    except PeerLost as error:
+        raise PeerLost(f"{error}; {training.what_was_saved()}") from error
+    except RuntimeError as error:
+        raise training.explain(error) from error
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The checkpoints of a rank, and the one from which it goes on (None: it starts anew)."""
+
+    checkpoints: Checkpoints
+    state: Mapping[str, Any] | None
+
+    @classmethod
+    def of(cls, cell: Cell, rank: int, world: int, folder: Path) -> Saved:
+        """Look for what an interrupted run left. Raises CellError when it was another job's."""
+        checkpoints = Checkpoints(folder / FOLDER, rank, world, cell.identity())
+        step = checkpoints.newest() if cell.checkpoint else None
+        return cls(checkpoints, None if step is None else checkpoints.load(step))
+
+    @property
+    def step(self) -> int:
+        """The last step that is done already."""
+        return 0 if self.state is None else int(self.state["step"])
+
+
+def _start_event(cell: Cell, rank: int, world: int, saved: Saved) -> StartEvent:
     details: dict[str, Json] = {
         "cell": cell.id,
         "torch": torch.__version__,
@@ -101,6 +132,8 @@ def _start_event(cell: Cell, rank: int, world: int) -> StartEvent:
         "gloo_contexts": cell.gloo_contexts,
         "timeout_s": cell.timeout_s,
     }
+    if saved.state is not None:
+        details |= {"continued_after": saved.step, "before": saved.state["history"]}
     host = os.environ.get("NETLAB_WORKER") or socket.gethostname()
     return StartEvent(rank, world, cell.strategy.label, time.monotonic_ns(), host, MonotonicClock.name, details)
 
@@ -108,13 +141,16 @@ def _start_event(cell: Cell, rank: int, world: int) -> StartEvent:
 class _Training:
     """The training loop of one cell on one rank."""
 
-    def __init__(self, cell: Cell, place: Place, writer: EventWriter) -> None:
-        self.cell, self.place, self.writer = cell, place, writer
+    def __init__(self, cell: Cell, place: Place, writer: EventWriter, saved: Saved) -> None:
+        self.cell, self.place, self.writer, self.saved = cell, place, writer, saved
+        self.history = History() if saved.state is None else History.from_json(saved.state["history"])
+        self.saved_step = saved.step
         self.workload: Workload = build(cell.workload, place)
         self.steps_per_epoch = self._epoch_length()
         self.total = cell.total_steps(self.steps_per_epoch)
         self.optimizer = self.workload.optimizer(cell.optimizer)
-        self.recorder = StepRecorder(writer.write, warmup_steps=cell.warmup_steps)
+        self.recorder = StepRecorder(self._write, warmup_steps=cell.warmup_steps)
+        self.padder = self._padder()
         self._check_loss()
 
     @cached_property
@@ -127,6 +163,17 @@ class _Training:
             steps_per_epoch=self.steps_per_epoch,
             recorder=self.recorder,
         )
+
+    @cached_property
+    def evaluations(self) -> Evaluations:
+        """Made when the training starts: its clock counts from there."""
+        return Evaluations(self.cell, self.workload, self.model, self._write)
+
+    def _padder(self) -> Padder | None:
+        compute, seed, rank = self.cell.compute, self.cell.seed, self.place.rank
+        if compute is None:
+            return None
+        return Padder(lambda n: compute.drawn_ns(seed, rank, n), self.optimizer, self.recorder)
 
     def _check_loss(self) -> None:
         name = self.cell.strategy.name
@@ -144,28 +191,89 @@ class _Training:
     def run(self) -> None:
         """All steps, with an evaluation at the end of each epoch where the workload has one."""
         self.model.train()
+        if self.padder:
+            self.padder.attach(self.workload.module)
+        self._restore()
         gc.collect()
         gc.freeze()  # what exists now is not searched again: a full collection would stop a timed step for tens of ms
         with self.recorder.paused():
             self.model.collectives.barrier()
+        self.evaluations.start()
         for batch in self._batches():
             self._step(batch)
         self.recorder.close()
         self.model.collectives.barrier()
         self.model.close()
+        self.saved.checkpoints.drop_before(None)
+
+    def _write(self, event: Event) -> None:
+        self.writer.write(event)
+        self.history.note(event)
+
+    def _restore(self) -> None:
+        """Go on where the checkpoint was taken."""
+        steps = self.model.collectives.names(str(self.saved.step))
+        if len(set(steps)) > 1:
+            raise CellError(f"cell {self.cell.id}: the ranks found checkpoints of different steps: {', '.join(steps)}")
+        if self.saved.state is None:
+            return
+        self.workload.module.load_state_dict(self.saved.state["model"])
+        self.optimizer.load_state_dict(self.saved.state["optimizer"])
+        self.model.load_training_state(self.saved.state["training"])
+        set_random_state(self.saved.state["random"])
+        self.recorder.continue_after(self.saved.step)
+
+    def _save_if_due(self) -> None:
+        """Save what the next step needs; the time for it belongs to no step."""
+        every, done = self.cell.checkpoint, self.model.upcoming.n - 1
+        if not every or done % every or done >= self.total:
+            return
+        with self.recorder.paused():
+            state = {
+                "model": self.workload.module.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "training": self.model.training_state(),
+                "random": random_state(),
+                "history": self.history.to_json(),
+            }
+            self.saved.checkpoints.save(done, state)
+            self.model.collectives.barrier()
+            self.saved_step = done
+            self.saved.checkpoints.drop_before(done)
+
+    def what_was_saved(self) -> str:
+        """For the message of a failure."""
+        if not self.cell.checkpoint:
+            return "nothing is saved, since no checkpoint was asked for"
+        if not self.saved_step:
+            return f"nothing is saved yet: the first checkpoint comes after step {self.cell.checkpoint}"
+        return f"saved by all ranks: step {self.saved_step} (checkpoints), where a resumed run goes on"
 
     def _batches(self) -> Iterator[Batch]:
-        """Batches of epoch after epoch until all steps are taken; evaluates between epochs."""
-        while self.model.upcoming.n <= self.total:
+        """Batches of epoch after epoch until all steps are taken; evaluates when it is time to."""
+        while not self._over():
             epoch = self.model.upcoming.epoch
-            self.recorder.switch("data")
-            for batch in self.workload.batches(epoch):
+            self._load()
+            for batch in islice(self.workload.batches(epoch), self.model.upcoming.t - 1, None):
+                if self.padder:
+                    self.padder.loaded()
                 yield batch
-                if self.model.upcoming.n > self.total or self.model.upcoming.epoch != epoch:
+                self.evaluations.after_step()
+                if self._over() or self.model.upcoming.epoch != epoch:
                     break
-                self.recorder.switch("data")
-            with self.recorder.paused():
-                self._evaluate(epoch)
+                self._save_if_due()
+                self._load()
+            self.evaluations.at_epoch_end(last=self._over())
+            self._save_if_due()
+
+    def _over(self) -> bool:
+        return self.model.upcoming.n > self.total or self.evaluations.over
+
+    def _load(self) -> None:
+        """A step begins, with its data."""
+        self.recorder.switch("data")
+        if self.padder:
+            self.padder.begin(self.model.upcoming.n)
 
     def _step(self, batch: Batch) -> None:
         self.optimizer.zero_grad()
@@ -176,25 +284,12 @@ class _Training:
             self.model.observe_loss(loss)
         self.optimizer.step()
 
-    def _evaluate(self, epoch: int) -> None:
-        began, module = time.monotonic_ns(), self.workload.module
-        last = position(self.model.upcoming.n - 1, self.steps_per_epoch)
-        if self.model.replicas_equal:
-            result = self.workload.evaluate(module)
-        else:  # between boundaries the replicas differ: it is their mean that is evaluated
-            with self.model.collectives.averaged([*trained_parameters(module), *float_buffers(module)]):
-                result = self.workload.evaluate(module)
-        if result is None:
-            return
-        (accuracy, first), (loss, second) = finite("accuracy", result[0]), finite("loss", result[1])
-        now = time.monotonic_ns()
-        self.writer.write(EvalEvent(last.n, epoch, now, accuracy, loss, now - began, notes=(*first, *second)))
-
     def explain(self, error: RuntimeError) -> Exception:
         """A failure inside a collective that torch itself issued, in words that name rank, step and operation."""
         if not is_network_failure(error):
             return error
-        return PeerLost(f"rank {self.place.rank}, {self.recorder.last_activity()}: {first_line(error)}")
+        where = f"rank {self.place.rank}, {self.recorder.last_activity()}"
+        return PeerLost(f"{where}: {first_line(error)}; {self.what_was_saved()}")
 
 
 if __name__ == "__main__":

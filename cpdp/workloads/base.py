@@ -45,6 +45,12 @@ class Workload(ABC):
         """Accuracy (0 to 1) and mean loss on the test set; None when there is nothing to evaluate."""
         return None
 
+    def training_loss(self, module: nn.Module) -> tuple[float, int] | None:
+        """Sum and number of the losses of this worker's part of the training set, as the test set is evaluated: all
+        parts together are the whole set. None when there is none.
+        """
+        return None
+
     def reports_loss(self) -> bool:
         """Whether the loss means anything."""
         return True

@@ -61,6 +61,16 @@ class Digits(Workload):
         return optimizers.make(self.module.parameters(), options)
 
     @torch.no_grad()
+    def training_loss(self, module: nn.Module) -> tuple[float, int]:
+        """Sum of the cross-entropies of every world-th training image from the rank-th, and their number."""
+        mine = slice(self._place.rank, None, self._place.world)
+        images, labels = self._train[0][mine], self._train[1][mine]
+        training = module.training
+        loss = cross_entropy(module.eval()(images), labels, reduction="sum")
+        module.train(training)
+        return float(loss), len(labels)
+
+    @torch.no_grad()
     def evaluate(self, module: nn.Module) -> tuple[float, float]:
         """Accuracy and mean cross-entropy on the held-back images."""
         images, labels = self._test

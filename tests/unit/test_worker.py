@@ -185,7 +185,7 @@ def test_a_rendezvous_nobody_comes_to_ends_in_time_and_says_where(tmp_path):
 def test_a_users_mistake_ends_with_2_and_no_traceback(tmp_path):
     for changes, expected in (
         ({"strategy": {"name": "cdpp"}}, "'cdpp' does not exist"),
-        ({"steps": None}, "exactly one of steps and epochs"),
+        ({"steps": None}, "exactly one of steps, epochs and duration_s"),
         ({"steps_per_epoch": None}, "pass steps_per_epoch"),
     ):
         (said,) = finish(start_workers(quick_cell(tmp_path, **changes), tmp_path, world=1))
@@ -201,7 +201,7 @@ def test_a_users_mistake_ends_with_2_and_no_traceback(tmp_path):
         ({"strategy": "ddp"}, "strategy: expected a mapping with a name, got 'ddp'"),
         ({"steps": -1}, "steps: -1 is not allowed; a whole number from 0"),
         ({"steps": True}, "steps: True is not allowed"),
-        ({"epochs": 3}, "exactly one of steps and epochs"),
+        ({"epochs": 3}, "exactly one of steps, epochs and duration_s"),
         ({"timeout_s": 0}, "timeout_s: 0 is not allowed"),
         ({"gloo_contexts": 0}, "gloo_contexts: 0 is not allowed"),
         ({"optimizer": []}, None),
