@@ -25,7 +25,7 @@ lint: setup ## ruff and mypy
 	$(VENV)/bin/mypy
 
 bench: setup ## measure against peers and limits, in one run; writes benchmarks/results/*.json
-	$(PY) -m benchmarks
+	scripts/bench $(VENV) $(BENCHMARKS)
 
 clean: ## remove what building and testing left (not runs/)
 	rm -rf build dist *.egg-info netlab/hosts/netlab-init netlab/links/_relay*.so netlab/links/_relay.c .pytest_cache .mypy_cache .ruff_cache
