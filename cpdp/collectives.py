@@ -31,6 +31,11 @@ _NO_BUFFERS = (
     else "broadcast_buffers"  # its name before torch 2.14
 )
 
+DEFAULT_BUCKET_MB = 25
+"""torch's default, under which its first bucket is of 1 MiB, so that gradients leave early. A size that is named makes
+all buckets of that size.
+"""
+
 CHUNK_BYTES = 2 << 20
 """Size of one all-reduce when a buffer is averaged. Large enough that gloo's ring (segments of up to 1 MiB) runs at
 full speed, small enough that several are on their way at once, that their phases interleave, and that arithmetic on
@@ -204,7 +209,7 @@ class Collectives:
             ddp = DistributedDataParallel(
                 module,
                 process_group=self._group,
-                bucket_cap_mb=bucket_mb,
+                bucket_cap_mb=None if bucket_mb == DEFAULT_BUCKET_MB else bucket_mb,
                 find_unused_parameters=find_unused,
                 **buffers,
                 gradient_as_bucket_view=True,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cpdp.collectives import DEFAULT_BUCKET_MB
 from cpdp.schedule import Position
 from cpdp.strategies.base import Attachment, Parameter, Strategy
 
@@ -18,8 +19,8 @@ BUCKETS = (
     Parameter(
         "bucket_mb",
         int,
-        25,
-        "size of a gradient bucket in MiB (DistributedDataParallel's bucket_cap_mb)",
+        DEFAULT_BUCKET_MB,
+        "size of a gradient bucket in MiB (DistributedDataParallel's; 25, its default: the first of 1)",
         low=1,
         high=4096,
     ),

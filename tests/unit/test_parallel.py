@@ -75,6 +75,36 @@ def test_ddp_through_the_wrapper_is_torchs_ddp_bit_for_bit():
         assert torch.equal(ours, torchs)
 
 
+def bucket_sizes(ddp):
+    """Bytes of each bucket, from the third step on: DDP sorts its buckets anew after the first."""
+    for _ in range(3):
+        ddp(torch.ones(2, 512)).sum().backward()
+    return ddp._get_ddp_logging_data()["rebuilt_bucket_sizes"]
+
+
+def buckets(rank):
+    def wide():
+        return nn.Sequential(*(nn.Linear(512, 512) for _ in range(6)))
+
+    def ours(strategy):
+        net = wide()
+        return cpdp.DataParallel(net, torch.optim.SGD(net.parameters(), lr=0.1), strategy)._inner[0]
+
+    return [
+        bucket_sizes(DistributedDataParallel(wide())),
+        bucket_sizes(ours("ddp")),
+        bucket_sizes(DistributedDataParallel(wide(), bucket_cap_mb=2)),
+        bucket_sizes(ours("ddp:bucket_mb=2")),
+    ]
+
+
+def test_gradients_leave_in_torchs_own_buckets():
+    for plain, ours, plain_of_two, ours_of_two in run_ranks(2, buckets):
+        assert ours == plain
+        assert ours_of_two == plain_of_two
+        assert ours.split(",")[0] != ours_of_two.split(",")[0], "by default the first bucket is smaller"
+
+
 def local_sgd_and_ddp(rank):
     return train(rank, "localsgd:k=1", 12), train(rank, "ddp", 12)
 
