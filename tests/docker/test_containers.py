@@ -230,6 +230,16 @@ def test_shared_lan_access_is_shaped_into_a_container(engine: docker.APIClient) 
         assert 8.07 <= float(found[1]) <= float(found[2]) <= 9.5
 
 
+def test_a_container_may_sit_behind_an_access_line_of_its_own(engine: docker.APIClient) -> None:
+    text = "name: home\nsites: {a: {workers: 2, access: {1: {delay: 8ms, backward: {delay: 4ms, rate: 50mbit}}}}}\n"
+    with Lab.start(parse_profile(text, "home.yaml"), hosts="docker", carrier="relay") as lab:
+        printed = text_of(lab, "a-1", "ping", "-c", "10", "-i", "0.05", "-q", "a-0")
+        found = re.search(r"= ([\d.]+)/([\d.]+)/", printed)
+        assert found is not None, printed
+        # 8 ms up, 4 ms and the 19.5 us of 122 wire bytes at 50 Mbit/s down.
+        assert 12.02 <= float(found[1]) <= float(found[2]) <= 13.5
+
+
 def test_a_lab_that_stays_up_is_entered_changed_and_ended_as_any_other(
     engine: docker.APIClient, netlab: Netlab, plain_profile: Path, left: Left
 ) -> None:
