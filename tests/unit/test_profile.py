@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from netlab.chances import derive_seed
 from netlab.errors import ProfileError
 from netlab.impairment import Impairment, Queue, QueueRule
+from netlab.plan import make
 from netlab.profile import Lan, Link, Profile, Site, Tcp, Uplink, load_profile, parse_profile
 from netlab.schedule_fields import ENTRY_KEYS
 from netlab.shipped import find_document, shipped_documents, shipped_folder
+from netlab.topology import build
 from netlab.units import Delay, Rate
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -726,14 +728,14 @@ PROFILES = optional(
 
 
 @given(PROFILES | TREES)
-def test_any_tree_is_a_profile_or_a_list_of_readable_lines(tree):
+def test_any_tree_is_a_profile_that_can_be_planned_or_a_list_of_readable_lines(tree):
     text = yaml.safe_dump(tree, allow_unicode=True)
     try:
         profile = parse_profile(text, "f.yaml")
     except ProfileError as error:
         problems = error.problems
     else:
-        assert profile.sites
+        make(build(profile), "relay", "docker")
         return
     assert problems
     for problem in problems:
