@@ -63,6 +63,8 @@ def _wrapper(result: Result) -> None:
     noise = f"{how}: this bench's noise"
     result.add("plain DDP / plain DDP", _ratio(builds, "control", "plain"), "", noise, low=0.99, high=high)
     result.add("our wrapper / plain DDP", _ratio(builds, "wrapped", "plain", "control"), "", how, low=low, high=high)
+    without = f"{how}: torch's DDP that copies its gradients out of the buckets"
+    result.add("our wrapper / DDP with all defaults", _ratio(builds, "wrapped", "defaults"), "", without)
     result.add("recorded / unrecorded", _ratio(builds, "recorded", "wrapped"), "", how, low=low, high=high)
 
 

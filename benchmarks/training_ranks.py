@@ -90,19 +90,26 @@ class RecordedStepper(Stepper):
             self.collectives.close()
 
 
+def _plain(module: nn.Module, _: torch.optim.Optimizer) -> nn.Module:
+    """torch's DDP with the one option that our wrapper sets: gradients are views into the buckets."""
+    return DistributedDataParallel(module, gradient_as_bucket_view=True)
+
+
 def wrapper(builds: int = 6, rounds: int = 25, unmeasured: int = 4) -> list[dict[str, list[float]]]:
-    """Seconds per step of torch's DDP (twice: the second one shows the noise), of ours unrecorded, and of ours
-    recorded. Every round takes one step of each, beginning with another one each time. Where a model's tensors come to
-    lie in memory changes its speed by a percent, so all are built anew several times, in another order.
+    """Seconds per step of torch's DDP (twice: the second one shows the noise; and once with all its defaults), of ours
+    unrecorded, and of ours recorded. Every round takes one step of each, beginning with another one each time. Where a
+    model's tensors come to lie in memory changes its speed by a percent, so all are built anew several times, in
+    another order.
     """
     return [_one_build(number, rounds, unmeasured) for number in range(builds)]
 
 
 def _one_build(number: int, rounds: int, unmeasured: int) -> dict[str, list[float]]:
     builders: dict[str, Callable[[], Stepper]] = {
-        "plain": lambda: Stepper(lambda module, _: DistributedDataParallel(module)),
+        "plain": lambda: Stepper(_plain),
         "wrapped": lambda: Stepper(lambda module, optimizer: DataParallel(module, optimizer, "ddp")),
-        "control": lambda: Stepper(lambda module, _: DistributedDataParallel(module)),
+        "control": lambda: Stepper(_plain),
+        "defaults": lambda: Stepper(lambda module, _: DistributedDataParallel(module)),
         "recorded": RecordedStepper,
     }
     steppers = {name: builders[name]() for name in rotated(list(builders), number)}
