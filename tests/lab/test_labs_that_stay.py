@@ -154,6 +154,43 @@ def test_top_shows_every_direction_at_80_columns(netlab: Netlab, standing: dict[
     assert max(map(len, lines)) <= 80
 
 
+def test_a_link_is_captured_for_some_seconds_or_until_interrupted(
+    netlab: Netlab, standing: dict[str, str], tmp_path: Path
+) -> None:
+    argv = [sys.executable, "-m", "netlab.cli", "capture", LAB, "a-b", str(tmp_path / "x.pcapng")]
+    env = {**os.environ, **standing}
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, env=env, cwd=ROOT) as capturing:
+        deadline = time.monotonic() + 20
+        while not (tmp_path / "x.pcapng").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(0.5)
+        assert netlab("exec", LAB, "a-0", "--", "ping", "-c", "3", "-i", "0.1", "b-0", env=standing).returncode == 0
+        capturing.send_signal(signal.SIGINT)
+        _, said = capturing.communicate(timeout=20)
+    assert capturing.returncode == 0
+    assert b"12 packets in" in said  # three echoes and three answers, each at both ends
+    done = netlab("capture", LAB, "a-b", tmp_path / "y", "--seconds", "0.2", env=standing)
+    assert (done.returncode, b"0 packets in" in done.stderr) == (0, True), done.stderr
+    done = netlab("capture", LAB, "a-c", tmp_path / "z", env=standing)
+    assert done.returncode == 2
+    assert b"is not a link of p (links: a-b)" in done.stderr
+
+
+def test_a_lab_that_stays_completes_its_log_of_packets_when_it_goes_down(
+    netlab: Netlab, plain_profile: Path, home: dict[str, str], tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    assert netlab("up", plain_profile, "--name", LAB, "--packet-log", log, env=home).returncode == 0
+    try:
+        ping = ("ping", "-c", "3", "-i", "0.1", "b-0")
+        assert netlab("exec", LAB, "a-0", "--", *ping, env=home).returncode == 0
+    finally:
+        assert netlab("down", LAB, env=home).returncode == 0
+    found = json.loads(netlab("packets", log, "--json").stdout)
+    assert (found["records"], found["left_out"]) == (6, 0)
+    assert [way["fates"] for way in found["directions"]] == [{"passed": 3}, {"passed": 3}]
+
+
 def test_events_begin_with_the_lab_coming_up(netlab: Netlab, standing: dict[str, str]) -> None:
     events = json.loads(netlab("events", LAB, "--json", env=standing).stdout)
     assert [event["kind"] for event in events] == ["up"]
