@@ -9,6 +9,7 @@ files go only after a barrier, so at any moment some step is complete.
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import re
@@ -107,16 +108,19 @@ class Checkpoints:
         except (OSError, RuntimeError) as error:
             raise CellError(f"{path}: the checkpoint cannot be written: {str(error).splitlines()[0]}") from error
 
-    def drop_before(self, step: int | None) -> None:
-        """Remove this rank's files before a step (None: all); call it once every rank has saved that step."""
+    def drop_before(self, step: float) -> None:
+        """Remove this rank's files before a step; call it once every rank has saved that step."""
         for rank, found, path in self._files():
-            if rank == self.rank and (step is None or found < step):
+            if rank == self.rank and found < step:
                 path.unlink()
-        if step is None and self.folder.is_dir() and not any(self.folder.iterdir()):
-            try:
-                self.folder.rmdir()
-            except OSError:  # another rank was faster
-                return
+
+    def drop_all(self) -> None:
+        """Remove this rank's files, and the folder with the last rank's."""
+        self.drop_before(math.inf)
+        try:
+            self.folder.rmdir()
+        except OSError:  # it never was, another rank removed it, or another rank's files are still in it
+            return
 
     def _key(self) -> dict[str, Any]:
         return {**self.identity, "world": self.world, "rank": self.rank, "torch": str(torch.__version__)}
@@ -126,9 +130,11 @@ class Checkpoints:
 
     def _files(self) -> list[tuple[int, int, Path]]:
         """(rank, step, path) of every file."""
-        if not self.folder.is_dir():
+        try:
+            paths = sorted(self.folder.iterdir())
+        except FileNotFoundError:
             return []
-        found = ((_NAME.fullmatch(path.name), path) for path in sorted(self.folder.iterdir()))
+        found = ((_NAME.fullmatch(path.name), path) for path in paths)
         return [(int(match[1]), int(match[2]), path) for match, path in found if match]
 
 

@@ -9,8 +9,8 @@ were.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from itertools import chain, repeat
 from typing import Any
@@ -50,6 +50,10 @@ the connections their windows. Short first operations bound that burst, and late
 """
 
 
+Hook = tuple[Any, Callable[[Any, Any], Any]]
+"""State and function of a communication hook of torch's DDP."""
+
+
 class Collectives:
     """The operations of one rank on a process group (the default one unless given), or on none.
 
@@ -62,7 +66,7 @@ class Collectives:
         """Look at the process group and start reporting its collectives to the recorder."""
         self.recorder = recorder or Recorder()
         self.chunk_bytes = chunk_bytes
-        self._group = group
+        self.group = group
         opened = dist.is_available() and dist.is_initialized()
         self.rank = dist.get_rank(group) if opened else 0
         self.world = dist.get_world_size(group) if opened else 1
@@ -83,7 +87,7 @@ class Collectives:
             return [name]
         found: list[Any] = [None] * self.world
         with self._tap.purpose("start"):
-            dist.all_gather_object(found, name, group=self._group)
+            dist.all_gather_object(found, name, group=self.group)
         return [str(one) for one in found]
 
     def part(self, ranks: Sequence[int], scope: str = "") -> Collectives | None:
@@ -101,7 +105,7 @@ class Collectives:
 
     def _timeout(self) -> timedelta | None:
         """This group's time limit: torch would give a new group its own default, half an hour."""
-        group: Any = self._group or dist.group.WORLD
+        group: Any = self.group or dist.group.WORLD
         options = getattr(group._get_backend(torch.device("cpu")), "options", None)
         limit: timedelta | None = getattr(options, "_timeout", None)
         return limit
@@ -115,9 +119,32 @@ class Collectives:
             return Flight(self, [])
         pieces = [(flat[piece], purpose) for flat, purpose in flats for piece in self.chunks(flat)]
         self._tap.travelling = True
-        works = [(self._all_reduce(piece, purpose), purpose) for piece, purpose in pieces]
+        works = [(self.all_reduce(piece, purpose), f"all_reduce of {purpose}", None) for piece, purpose in pieces]
         self._tap.travelling = False
         return Flight(self, works)
+
+    def launch_gather(self, tensor: Tensor, purpose: str) -> tuple[Tensor, Flight]:
+        """Start to send a flat tensor to all ranks; returns room for theirs by rank (world, n), and the flight."""
+        room = tensor.new_empty((self.world, tensor.numel()))
+        if self.world == 1:
+            room[0] = tensor
+            return room, Flight(self, [])
+        self._tap.travelling = True
+        works = [self._gather(tensor[piece], room[:, piece], purpose) for piece in self.chunks(tensor)]
+        self._tap.travelling = False
+        return room, Flight(self, works)
+
+    def _gather(self, tensor: Tensor, room: Tensor, purpose: str) -> tuple[Any, str, Callable[[], None]]:
+        """Start to gather one chunk; gloo needs a contiguous tensor for each rank's, copied into its row on arrival."""
+        parts = [torch.empty_like(tensor) for _ in range(self.world)]
+        with self._tap.purpose(purpose):
+            work = dist.all_gather(parts, tensor, group=self.group, async_op=True)
+        self._tap.note(work, "all_gather", purpose, tensor_bytes(tensor))
+
+        def keep() -> None:
+            room.copy_(torch.stack(parts))
+
+        return work, f"all_gather of {purpose}", keep
 
     def sum_in_chunks(self, flats: Sequence[tuple[Tensor, str]]) -> Iterator[tuple[int, slice]]:
         """Sum flat tensors, each with its purpose, over all ranks in place; yield (which, chunk) as sums
@@ -131,7 +158,7 @@ class Collectives:
         if self.world == 1:
             yield from pieces
             return
-        works = [self._all_reduce(flats[which][0][piece], flats[which][1]) for which, piece in pieces]
+        works = [self.all_reduce(flats[which][0][piece], flats[which][1]) for which, piece in pieces]
         for (which, piece), work in zip(pieces, works, strict=True):
             self._wait(work, f"all_reduce of {flats[which][1]}")
             yield which, piece
@@ -153,8 +180,7 @@ class Collectives:
             return
         with self._tap.purpose(purpose), torch.no_grad():
             works = [
-                dist.broadcast(tensor.detach(), group=self._group, group_src=source, async_op=True)
-                for tensor in tensors
+                dist.broadcast(tensor.detach(), group=self.group, group_src=source, async_op=True) for tensor in tensors
             ]
         for tensor, work in zip(tensors, works, strict=True):
             self._tap.note(work, "broadcast", purpose, tensor_bytes(tensor))
@@ -166,9 +192,17 @@ class Collectives:
             return
         try:
             with self._tap.purpose("barrier"):
-                dist.barrier(self._group)
+                dist.barrier(self.group)
         except RuntimeError as error:
             raise self._lost("barrier", error) from error
+
+    @contextmanager
+    def purpose(self, purpose: str) -> Iterator[None]:
+        """Say what the collectives carry that torch issues by itself inside the block, in parts as well."""
+        with ExitStack() as stack:
+            for one in (self, *self._parts):
+                stack.enter_context(one._tap.purpose(purpose))
+            yield
 
     def label_broadcasts(self, purpose: str) -> None:
         """Say what DDP's next broadcasts carry: "buffers", or the "buckets" it agrees on after its first
@@ -194,13 +228,13 @@ class Collectives:
                 tensor.copy_(before)
 
     def data_parallel(
-        self, module: nn.Module, *, bucket_mb: int, find_unused: bool, forward_buffers: bool
+        self, module: nn.Module, *, bucket_mb: int, find_unused: bool, forward_buffers: bool, hook: Hook | None = None
     ) -> nn.Module:
         """Torch's DistributedDataParallel around a module; a world of one keeps the module itself.
 
         `forward_buffers`: before each forward pass after a synchronised one, broadcast rank 0's buffers
         (torch's default). Gradients are views into DDP's buckets, which saves a copy each way and changes no
-        value.
+        value. `hook` replaces DDP's averaging of a bucket.
         """
         if self.world == 1:
             return module
@@ -208,20 +242,23 @@ class Collectives:
         with self._tap.purpose("start"):
             ddp = DistributedDataParallel(
                 module,
-                process_group=self._group,
+                process_group=self.group,
                 bucket_cap_mb=None if bucket_mb == DEFAULT_BUCKET_MB else bucket_mb,
                 find_unused_parameters=find_unused,
                 **buffers,
                 gradient_as_bucket_view=True,
             )
-        if self.recorder.recording and not self._tap.hooked:
+        if hook is None and self.recorder.recording and not self._tap.hooked:
             # a lambda, because torch compares annotations and does not know postponed ones
-            ddp.register_comm_hook(self, lambda state, bucket: _reported_all_reduce(state, bucket))
+            hook = self, lambda state, bucket: _reported_all_reduce(state, bucket)
+        if hook is not None:
+            ddp.register_comm_hook(*hook)
         return ddp
 
-    def _all_reduce(self, tensor: Tensor, purpose: str) -> Any:
+    def all_reduce(self, tensor: Tensor, purpose: str) -> Any:
+        """Start to sum a tensor in place; returns torch's work object."""
         with self._tap.purpose(purpose):
-            work = dist.all_reduce(tensor, group=self._group, async_op=True)
+            work = dist.all_reduce(tensor, group=self.group, async_op=True)
         self._tap.note(work, "all_reduce", purpose, tensor_bytes(tensor))
         return work
 
@@ -237,17 +274,19 @@ class Collectives:
 
 
 class Flight:
-    """Sums that travel while the main thread does something else."""
+    """What travels while the main thread does something else."""
 
-    def __init__(self, collectives: Collectives, works: list[tuple[Any, str]]) -> None:
-        """Made by `Collectives.launch`."""
+    def __init__(self, collectives: Collectives, works: Sequence[tuple[Any, str, Callable[[], None] | None]]) -> None:
+        """Made by `Collectives.launch` and `launch_gather`: torch's work, its name, and what to do once it is done."""
         self._collectives = collectives
         self._works = works
 
     def land(self) -> None:
-        """Wait until all sums are complete; at once when they are already. Raises PeerLost."""
-        for work, purpose in self._works:
-            self._collectives._wait(work, f"all_reduce of {purpose}")
+        """Wait until everything has arrived; at once when it has already. Raises PeerLost."""
+        for work, what, then in self._works:
+            self._collectives._wait(work, what)
+            if then is not None:
+                then()
         self._works = []
 
 
@@ -256,6 +295,6 @@ def _reported_all_reduce(state: Collectives, bucket: Any) -> torch.futures.Futur
     own.
     """
     tensor = bucket.buffer().div_(state.world)
-    work = state._all_reduce(tensor, "gradients")
+    work = state.all_reduce(tensor, "gradients")
     future: torch.futures.Future[Any] = work.get_future()
     return future.then(lambda done: done.value()[0])

@@ -68,6 +68,12 @@ class StartEvent:
     clock: str = "monotonic"
     details: Mapping[str, Json] = field(default_factory=dict)
 
+    @property
+    def before(self) -> Mapping[str, Any]:
+        """`checkpoint.History` of the steps before, for a rank that went on from a checkpoint; else empty."""
+        found = self.details.get("before")
+        return found if isinstance(found, Mapping) else {}
+
 
 @dataclass(frozen=True)
 class StepEvent:

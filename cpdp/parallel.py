@@ -25,9 +25,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from cpdp.buckets import Arrivals
 from cpdp.collectives import Collectives
 from cpdp.errors import UsageError
 from cpdp.recorder import Recorder
+from cpdp.scaling import ScaledSteps, scale_of
 from cpdp.schedule import Position, position
 from cpdp.strategies import Attachment, Strategy, StrategySpec, build
 
@@ -48,8 +50,9 @@ class DataParallel(nn.Module):
 
     `optimizer` holds the module's parameters and is stepped by the caller; every one of its steps counts, so
     all ranks must take the same number. `strategy` is text such as "cpdp:k=4,beta=0.3", a spec or a strategy
-    object. `steps_per_epoch` counts optimizer steps and is needed by schedules that speak of epochs. The
-    module is reachable as `.module`, as with DistributedDataParallel, and keys of `state_dict` start with
+    object. `steps_per_epoch` counts optimizer steps and is needed by schedules that speak of epochs. A
+    `torch.amp.GradScaler` works as with DDP; a strategy that averages gradients in some steps only needs it as
+    `scaler`. The module is reachable as `.module`, as with DistributedDataParallel, and keys of `state_dict` start with
     "module." as there. Raises StrategyError for a strategy that does not exist or lacks something.
     """
 
@@ -61,6 +64,7 @@ class DataParallel(nn.Module):
         *,
         steps_per_epoch: int | None = None,
         recorder: Recorder | None = None,
+        scaler: Any = None,
     ) -> None:
         """Start all workers from rank 0's parameters and buffers. Collective: every rank must call it."""
         super().__init__()
@@ -69,8 +73,12 @@ class DataParallel(nn.Module):
         self.recorder = recorder or Recorder()
         self.collectives = Collectives(self.recorder)
         self._steps_per_epoch = steps_per_epoch
-        attached = self.strategy.attach(Attachment(module, self.collectives, steps_per_epoch, optimizer))
+        self._scaled_steps = ScaledSteps(optimizer)
+        self._knows_scaler = scaler is not None
+        scale = None if scaler is None else scale_of(scaler)
+        attached = self.strategy.attach(Attachment(module, self.collectives, steps_per_epoch, optimizer, scale))
         self._inner = (attached,)  # in a tuple: not a second submodule, whose parameters would appear twice
+        self._arrivals = Arrivals(attached) if isinstance(attached, DistributedDataParallel) else None
         self._accumulating = False
         self._last_backward_synced: bool | None = None
         self._operations_before: int | None = None
@@ -120,6 +128,8 @@ class DataParallel(nn.Module):
         if isinstance(inner, DistributedDataParallel):
             inner.require_backward_grad_sync = synced
             buffers: bool = inner.will_sync_module_buffers()  # type: ignore[no-untyped-call]
+            if synced and inner.find_unused_parameters and self.strategy.mixes_steps:
+                self._give_gradients()
             self._arming = "buffers" if buffers else "buckets"
             self.collectives.label_broadcasts(self._arming)
         self.recorder.switch("forward")
@@ -127,6 +137,14 @@ class DataParallel(nn.Module):
         output = inner(*inputs, **named)
         self._watch(output, _Forward(synced and self.collectives.world > 1, self._accumulating))
         return output
+
+    def _give_gradients(self) -> None:
+        """DDP takes what the local steps before used for used in this one, as if they had been accumulated, and then
+        demands a gradient: where there is none, it is zero.
+        """
+        for p in self.module.parameters():
+            if p.requires_grad and p.grad is None:
+                p.grad = torch.zeros_like(p)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -160,18 +178,33 @@ class DataParallel(nn.Module):
 
     def training_state(self) -> dict[str, Any]:
         """What a restart needs beside the module's and the optimizer's `state_dict`."""
-        return {"steps": self._position.n - 1, "strategy": self.strategy.state_dict()}
+        arrivals = list(self._arrivals.order) if self._arrivals else []
+        return {"steps": self._position.n - 1, "strategy": self.strategy.state_dict(), "arrivals": arrivals}
 
     def load_training_state(self, state: Mapping[str, Any]) -> None:
-        """Continue after the step at which `training_state` was taken. Load the module's own state first."""
-        self._position = position(int(state["steps"]) + 1, self._steps_per_epoch)
+        """Continue after the step at which `training_state` was taken. Load the module's own state first.
+
+        Collective: every rank must call it.
+        """
+        done = position(int(state["steps"]), self._steps_per_epoch)
+        self._position = position(done.n + 1, self._steps_per_epoch)
+        (inner,) = self._inner
+        if self._arrivals is not None:
+            with self.collectives.purpose("start"):
+                self._arrivals.replay(state.get("arrivals", ()))
         self.strategy.load_state_dict(state["strategy"])
+        if isinstance(inner, DistributedDataParallel) and done.n:
+            # a new DDP would broadcast its buffers before the first forward pass, whatever the last step was
+            inner.require_forward_param_sync = self.strategy.reduces_gradients(done)
 
     def close(self) -> None:
         """Wait for what is on its way and take every hook off the module, the optimizer and the process group."""
         self.strategy.finish()
         for hook in self._hooks:
             hook.remove()
+        self._scaled_steps.close()
+        if self._arrivals is not None:
+            self._arrivals.close()
         self.collectives.close()
 
     def _enter_module(self, module: nn.Module, inputs: Any) -> None:
@@ -213,10 +246,23 @@ class DataParallel(nn.Module):
                 f"step {self._position.n}: the last backward pass before optimizer.step() ran under no_sync(), so "
                 "each worker would step on its own gradient; leave the last micro-batch outside no_sync()"
             )
+        self._check_scaler()
         self.recorder.switch("optimizer")
+        self._scaled_steps.before()
+
+    def _check_scaler(self) -> None:
+        unknown = self._scaled_steps.in_use and not self._knows_scaler
+        if unknown and self.strategy.mixes_steps and self.collectives.world > 1:
+            raise UsageError(
+                f"step {self._position.n}: {self.strategy.name} averages gradients after local steps, in which each "
+                "worker's GradScaler may have gone down alone; pass it: DataParallel(..., scaler=scaler)"
+            )
 
     def _after_optimizer(self, optimizer: Any, inputs: Any, named: Any) -> None:
         at = self._position
+        self._scaled_steps.after()
+        if self._arrivals is not None:
+            self._arrivals.settle()
         self.recorder.switch(None)
         boundary = self.strategy.boundary(at)
         if (period := self.strategy.current_period) is not None:

@@ -249,15 +249,17 @@ def _measured(log: EventLog) -> list[StepEvent]:
 def eval_rows(cell: CellData) -> list[dict[str, Any]]:
     """Accuracy after each evaluation, as the lowest rank saw it.
 
-    `train_s` is the time spent in steps up to there, `wall_s` includes the evaluations themselves.
+    `train_s` is the time spent in steps up to there, `wall_s` includes the evaluations themselves. A cell that went
+    on from a checkpoint begins with what it had evaluated before; the time in which it stood still does not count.
     """
     log = next((log for log in cell.logs if log.evals), None)
     if log is None or not log.steps:
         return []
-    rows = []
+    before: Mapping[str, Any] = log.start.before if log.start else {}
+    rows = [{**_head(cell), **row} for row in before.get("evals", ())]
     for event in log.evals:
-        spent = sum(step.end_ns - step.start_ns for step in log.steps if step.n <= event.n)
-        wall = max(0, event.t_ns - log.steps[0].start_ns)
+        spent = before.get("train_ns", 0) + sum(s.end_ns - s.start_ns for s in log.steps if s.n <= event.n)
+        wall = before.get("wall_ns", 0) + max(0, event.t_ns - log.steps[0].start_ns)
         rows.append(
             {
                 **_head(cell),

@@ -32,7 +32,8 @@ def least_crossing(ops: Iterable[Operation]) -> int:
     least the whole tensor enters it and its own share of the sum leaves it. Kinds for which no such bound
     holds in both directions (a broadcast has one sender) count as nothing.
     """
-    return sum(op.bytes for op in ops if op.kind == "all_reduce" and not op.purpose.startswith(SITE))
+    kinds = ("all_reduce", "all_gather")
+    return sum(op.bytes for op in ops if op.kind in kinds and not op.purpose.startswith(SITE))
 
 
 def expected_crossing(logs: Sequence[EventLog]) -> int:

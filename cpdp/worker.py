@@ -204,7 +204,7 @@ class _Training:
         self.recorder.close()
         self.model.collectives.barrier()
         self.model.close()
-        self.saved.checkpoints.drop_before(None)
+        self.saved.checkpoints.drop_all()
 
     def _write(self, event: Event) -> None:
         self.writer.write(event)

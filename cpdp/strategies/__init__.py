@@ -45,6 +45,8 @@ _MODULES = {
     "hierarchical": ("cpdp.strategies.hierarchical", "Hierarchical"),
     "cocod": ("cpdp.strategies.cocod", "CoCoD"),
     "overlap": ("cpdp.strategies.overlap_local_sgd", "OverlapLocalSgd"),
+    "streaming": ("cpdp.strategies.streaming_diloco", "StreamingDiLoCo"),
+    "eager": ("cpdp.strategies.eager_diloco", "EagerDiLoCo"),
 }
 
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?")

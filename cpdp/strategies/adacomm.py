@@ -32,6 +32,7 @@ from cpdp.strategies.local_sgd import PERIODIC
 from cpdp.strategies.local_state import LOCAL_BUFFERS, LocalState
 from cpdp.strategies.rounds import RoundStrategy, Schedule
 from cpdp.strategies.slow import LearningRate, SlowStep, slow_rule
+from cpdp.strategies.statistics import STATISTICS
 
 if TYPE_CHECKING:
     from cpdp.flat import FlatBuffer
@@ -84,6 +85,7 @@ class AdaComm(RoundStrategy):
         Parameter("beta", float, 0.0, "block momentum; the paper's is 0.3", low=0, high=1, below_high=True,
                   in_label=True),
         replace(LOCAL_BUFFERS, default="reset"),
+        STATISTICS,
     )  # fmt: skip
 
     clock: Callable[[], float] = staticmethod(time.monotonic)

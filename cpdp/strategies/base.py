@@ -8,7 +8,7 @@ the network only through `collectives.Collectives` and never opens a socket or a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,7 +17,7 @@ from cpdp.schedule import Position
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
+    from torch import Tensor, nn
 
     from cpdp.collectives import Collectives
 
@@ -70,6 +70,8 @@ class Attachment:
     collectives: Collectives
     steps_per_epoch: int | None
     optimizer: torch.optim.Optimizer
+    scale: Callable[[torch.device], Tensor] | None = None
+    """The gradients' scale on this worker, where a GradScaler is in use."""
 
 
 class Strategy(ABC):
@@ -110,6 +112,13 @@ class Strategy(ABC):
         """Exchange what a boundary exchanges after its optimizer step. Where `equalises` is true for the step the
         replicas are then equal bit by bit.
         """
+
+    @property
+    def mixes_steps(self) -> bool:
+        """Whether gradients are averaged in some steps and not in others, over the same workers. Their scales may then
+        differ when they are, and a GradScaler must be made known.
+        """
+        return False
 
     @property
     def current_period(self) -> int | None:

@@ -23,6 +23,7 @@ from cpdp.strategies.local_state import LOCAL_BUFFERS, LocalState
 from cpdp.strategies.rounds import RoundStrategy, Schedule
 from cpdp.strategies.slow import SlowStep, slow_rule
 from cpdp.strategies.slowmo import whole_run
+from cpdp.strategies.statistics import STATISTICS
 
 
 class Bmuf(RoundStrategy):
@@ -38,6 +39,7 @@ class Bmuf(RoundStrategy):
         Parameter("block_lr", float, 1.0, "BLR", low=0, high=10, aliases=("blr",)),
         Parameter("nesterov", bool, False, "step ahead by BM s once more and begin the next block there"),
         LOCAL_BUFFERS,
+        STATISTICS,
     )  # fmt: skip
 
     def _schedule_for(self, to: Attachment) -> Schedule:

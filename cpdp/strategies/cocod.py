@@ -13,6 +13,7 @@ from __future__ import annotations
 from cpdp.strategies.base import Attachment
 from cpdp.strategies.overlapped import OverlappedStrategy
 from cpdp.strategies.slowmo import whole_run
+from cpdp.strategies.statistics import STATISTICS
 
 
 class CoCoD(OverlappedStrategy):
@@ -22,7 +23,7 @@ class CoCoD(OverlappedStrategy):
     aliases = ("cocod-sgd", "cocod_sgd")
     summary = "averages travel beneath the next K steps and are merged with the progress made meanwhile"
     source = "Shen et al., IJCAI 2019; rule as in Overlap-Local-SGD's code"
-    parameters = whole_run(4)
+    parameters = (*whole_run(4), STATISTICS)
 
     def _begin(self, to: Attachment) -> None:
         super()._begin(to)

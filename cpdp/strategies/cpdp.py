@@ -13,8 +13,8 @@ does not say whether (3) and (4) run then: here they do, K = 1 taken literally.
 
 Variants of our own are `cpdp_fused` and `cpdp_overlapped`.
 
-Floating-point buffers (BatchNorm's running mean and variance) are averaged at boundaries without momentum,
-which could push a variance below zero. DDP's own broadcast of buffers is off.
+Floating-point buffers (BatchNorm's) are averaged at boundaries without momentum, unless asked otherwise
+(`statistics`). DDP's own broadcast of buffers is off.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from cpdp.errors import StrategyError
 from cpdp.schedule import Periodic, Position
-from cpdp.strategies.averaging import Share, mean_of, reconcile
+from cpdp.strategies.averaging import Share, reconcile
 from cpdp.strategies.base import Attachment, Parameter, Strategy
 from cpdp.strategies.ddp import BUCKETS
 from cpdp.strategies.local_sgd import PERIODIC
+from cpdp.strategies.statistics import STATISTICS, Statistics
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -50,7 +51,7 @@ class Cpdp(Strategy):
     name = "cpdp"
     summary = "every K steps: gradient all-reduce, then parameter averaging with slow momentum"
     source = "Ettifouri, Zbakh, Tadonki, arXiv 2607.21224v1 (2026)"
-    parameters: ClassVar[tuple[Parameter, ...]] = (*PERIODIC, BETA, *BUCKETS)
+    parameters: ClassVar[tuple[Parameter, ...]] = (*PERIODIC, BETA, *BUCKETS, STATISTICS)
 
     def attach(self, to: Attachment) -> nn.Module:
         """Lay the parameters out flat, wrap them in DDP and take the reference from rank 0's state."""
@@ -62,7 +63,7 @@ class Cpdp(Strategy):
         self._schedule.check(to.steps_per_epoch)
         self._collectives = to.collectives
         self._parameters = flatten(trained_parameters(to.module))
-        self._buffers = flatten(float_buffers(to.module))
+        self._statistics = Statistics(self.values["statistics"], flatten(float_buffers(to.module)), to.collectives)
         to.collectives.broadcast([*to.module.parameters(), *to.module.buffers()], "start")
         wrapped = self._wrap(to) if self._reduces() else to.module
         self._reference = [buffer.data.clone() for buffer in self._parameters]
@@ -74,12 +75,20 @@ class Cpdp(Strategy):
         return True
 
     def _wrap(self, to: Attachment) -> nn.Module:
+        from cpdp.scaling import rescaled
+
         return to.collectives.data_parallel(
             to.module,
             bucket_mb=self.values["bucket_mb"],
             find_unused=self.values["find_unused"],
             forward_buffers=False,
+            hook=rescaled(to.collectives, to.scale) if to.scale and self.mixes_steps else None,
         )
+
+    @property
+    def mixes_steps(self) -> bool:
+        """Unless every step is a boundary."""
+        return self._reduces() and bool(self.values["period"] > 1)
 
     def reduces_gradients(self, at: Position) -> bool:
         """At boundaries."""
@@ -91,13 +100,11 @@ class Cpdp(Strategy):
 
     def synchronise(self, at: Position) -> None:
         """Average the buffers and reconcile the parameters, chunk by chunk as their sums arrive."""
-        world = self._collectives.world
-        averaged = [Share(b, "buffers", mean_of(b, world)) for b in self._buffers] if world > 1 else []
         reconciled = [
             Share(buffer, "parameters", self._rule(buffer.data, reference, velocity))
             for buffer, reference, velocity in zip(self._parameters, self._reference, self._velocity, strict=True)
         ]
-        reconcile(self._collectives, averaged + reconciled)
+        reconcile(self._collectives, [*self._statistics.shares(), *reconciled])
 
     def _rule(self, total: Tensor, reference: Tensor, velocity: Tensor) -> Callable[[slice], None]:
         beta, share = self._beta, 1.0 / self._collectives.world

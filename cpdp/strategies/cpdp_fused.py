@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from cpdp.strategies.cpdp import BETA, Cpdp
 from cpdp.strategies.local_sgd import PERIODIC
+from cpdp.strategies.statistics import STATISTICS
 
 
 class CpdpFused(Cpdp):
@@ -26,7 +27,7 @@ class CpdpFused(Cpdp):
     aliases = ("cpdp_fused", "cpdpfused")
     summary = "CPDP with one all-reduce at a boundary: the gradient's is implied by the parameters'"
     source = "a variant of this project's own of arXiv 2607.21224v1; docs/reference/strategies.md says what is equal"
-    parameters = (*PERIODIC, BETA)
+    parameters = (*PERIODIC, BETA, STATISTICS)
 
     def _reduces(self) -> bool:
         return False

@@ -21,6 +21,7 @@ from cpdp.strategies.base import Attachment, Parameter
 from cpdp.strategies.cpdp import BETA, Cpdp
 from cpdp.strategies.ddp import BUCKETS
 from cpdp.strategies.local_sgd import PERIODIC
+from cpdp.strategies.statistics import STATISTICS
 
 if TYPE_CHECKING:
     from torch import nn
@@ -40,6 +41,7 @@ class CpdpOverlapped(Cpdp):
                   high=1_000_000),
         Parameter("fused", bool, True, "leave out the gradient all-reduce; without it a boundary waits for gradients"),
         *BUCKETS,
+        STATISTICS,
     )  # fmt: skip
 
     def attach(self, to: Attachment) -> nn.Module:
@@ -54,7 +56,7 @@ class CpdpOverlapped(Cpdp):
             )
         wrapped = super().attach(to)
         self._delay: int = values["delay"] or values["period"]
-        self._late = Late(self._parameters, self._buffers, self._collectives)
+        self._late = Late(self._parameters, self._statistics, self._collectives)
         return wrapped
 
     def _reduces(self) -> bool:

@@ -19,6 +19,7 @@ from cpdp.strategies.base import Attachment, Parameter
 from cpdp.strategies.rounds import RoundStrategy, Schedule
 from cpdp.strategies.slow import SlowStep, slow_rule
 from cpdp.strategies.slowmo import whole_run
+from cpdp.strategies.statistics import STATISTICS
 
 
 class DiLoCo(RoundStrategy):
@@ -32,6 +33,7 @@ class DiLoCo(RoundStrategy):
         Parameter("outer_lr", float, 0.7, "eta", low=0, high=10),
         Parameter("outer_momentum", float, 0.9, "mu", low=0, high=1, below_high=True),
         Parameter("nesterov", bool, True, "look ahead in the outer step"),
+        STATISTICS,
     )
 
     def _schedule_for(self, to: Attachment) -> Schedule:

@@ -25,6 +25,7 @@ from cpdp.strategies.base import Attachment
 from cpdp.strategies.ddp import BUCKETS
 from cpdp.strategies.rounds import RoundStrategy, Schedule
 from cpdp.strategies.slowmo import whole_run
+from cpdp.strategies.statistics import STATISTICS
 from cpdp.wire import SITE
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class Hierarchical(RoundStrategy):
     name = "hierarchical"
     summary = "gradients averaged in every step within a site, parameters every K steps across sites"
     source = "Lin, Stich, Patel, Jaggi, arXiv 1808.07217 (hierarchical local SGD); one copy per site on the WAN is ours"
-    parameters = (*whole_run(4), *BUCKETS)
+    parameters = (*whole_run(4), *BUCKETS, STATISTICS)
 
     def _schedule_for(self, to: Attachment) -> Schedule:
         return Every(self.values["period"], epoch_end=self.values["epoch_end"])
@@ -73,7 +74,7 @@ class Hierarchical(RoundStrategy):
         """Buffers over all workers; parameters between the sites' first workers, and from them to their sites."""
         if self._collectives.world == 1:
             return
-        reconcile(self._collectives, self._buffer_shares())
+        reconcile(self._collectives, self._statistics.shares())
         if self._site.world == self._collectives.world:
             return  # one site: equal gradients have kept the parameters equal
         self._collectives.recorder.switch(RECONCILE)

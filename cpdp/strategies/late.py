@@ -14,18 +14,17 @@ if TYPE_CHECKING:
 
     from cpdp.collectives import Collectives
     from cpdp.flat import FlatBuffer
+    from cpdp.strategies.statistics import Statistics
 
 
 class Late:
     """The parameters as they were when they were sent, and the wave that carries them."""
 
-    def __init__(
-        self, parameters: Sequence[FlatBuffer], buffers: Sequence[FlatBuffer], collectives: Collectives
-    ) -> None:
+    def __init__(self, parameters: Sequence[FlatBuffer], statistics: Statistics, collectives: Collectives) -> None:
         """Make room for one copy to send and one to remember."""
         self._parameters = parameters
         self._collectives = collectives
-        self._wave = Wave(collectives, parameters, buffers)
+        self._wave = Wave(collectives, parameters, statistics)
         self._start: list[Tensor] = [buffer.data.clone() for buffer in parameters]
         self._sent_at = 0
 

@@ -13,6 +13,7 @@ from cpdp.schedule import Periodic, Position
 from cpdp.strategies.averaging import mean_of
 from cpdp.strategies.base import Attachment, Parameter
 from cpdp.strategies.rounds import RoundStrategy, Schedule
+from cpdp.strategies.statistics import STATISTICS
 
 PERIODIC = (
     Parameter(
@@ -44,7 +45,7 @@ class LocalSgd(RoundStrategy):
     aliases = ("local_sgd", "local-sgd", "pasgd")
     summary = "parameters averaged every K steps, no gradient exchange"
     source = "Stich, Local SGD Converges Fast, ICLR 2019 (arXiv 1805.09767)"
-    parameters = PERIODIC
+    parameters = (*PERIODIC, STATISTICS)
 
     def _schedule_for(self, to: Attachment) -> Schedule:
         values = self.values

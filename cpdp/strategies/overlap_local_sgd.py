@@ -20,6 +20,7 @@ from cpdp.strategies.base import Attachment, Parameter
 from cpdp.strategies.overlapped import OverlappedStrategy
 from cpdp.strategies.slow import LearningRate
 from cpdp.strategies.slowmo import whole_run
+from cpdp.strategies.statistics import STATISTICS
 
 
 class OverlapLocalSgd(OverlappedStrategy):
@@ -33,6 +34,7 @@ class OverlapLocalSgd(OverlappedStrategy):
         *whole_run(2),
         Parameter("alpha", float, 0.6, "a: strength of the pull; 0 leaves the workers alone", low=0, high=1),
         Parameter("beta", float, 0.7, "b: the anchor's momentum", low=0, high=1, below_high=True, in_label=True),
+        STATISTICS,
     )
 
     def _begin(self, to: Attachment) -> None:

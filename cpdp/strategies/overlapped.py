@@ -23,7 +23,7 @@ class OverlappedStrategy(RoundStrategy):
         return Every(self.values["period"], epoch_end=self.values["epoch_end"])
 
     def _begin(self, to: Attachment) -> None:
-        self._wave = Wave(to.collectives, self._parameters, self._buffers)
+        self._wave = Wave(to.collectives, self._parameters, self._statistics)
 
     def _rule(self, which: int, at: Position) -> Callable[[slice], None]:
         raise AssertionError("an overlapped strategy has no rule for sums that arrive while it waits")

@@ -7,7 +7,7 @@ One schedule object decides both, so gradients and parameters cannot disagree ab
 (torch's communication hook and averager are given that step separately). In torch's terms: the hook's
 start_localSGD_iter = W and the averager's warmup_steps = W + K - 1, since torch's averager averages once at its own
 warmup_steps + 1. While gradients are averaged buffers follow DDP's rule (rank 0's, broadcast before each forward
-pass); from then on they are averaged with the parameters.
+pass); from then on they are averaged with the parameters. With `statistics=local` neither happens.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from cpdp.strategies.base import Attachment, Parameter
 from cpdp.strategies.ddp import BUCKETS
 from cpdp.strategies.rounds import RoundStrategy, Schedule
 from cpdp.strategies.slowmo import whole_run
+from cpdp.strategies.statistics import STATISTICS
 
 if TYPE_CHECKING:
     from torch import nn
@@ -40,6 +41,7 @@ class PostLocalSgd(RoundStrategy):
                   aliases=("warmup",), in_label=True),
         Parameter("warmup_epochs", int, 0, "the same in epochs; added to warmup_steps", low=0, high=10**6),
         *BUCKETS,
+        STATISTICS,
     )  # fmt: skip
 
     def _schedule_for(self, to: Attachment) -> Schedule:
@@ -57,7 +59,7 @@ class PostLocalSgd(RoundStrategy):
             module,
             bucket_mb=self.values["bucket_mb"],
             find_unused=self.values["find_unused"],
-            forward_buffers=True,
+            forward_buffers=self.values["statistics"] != "local",
         )
 
     def reduces_gradients(self, at: Position) -> bool:

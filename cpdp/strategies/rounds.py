@@ -5,10 +5,8 @@ Flow: `attach` lays parameters and buffers out flat and starts everyone from ran
 on this says which schedule it follows, which tensors it keeps from one boundary to the next (`_begin`) and its
 rule (`_rule`). A kept tensor has the shape of its flat parameter buffer and is saved under its name.
 
-What is averaged: the trained parameters and the floating-point buffers (BatchNorm's running mean and
-variance), the latter always as plain means, since a momentum could push a variance below zero. Integer
-buffers (BatchNorm's step counter) grow alike on every worker and stay local; frozen parameters keep rank 0's
-initial values.
+What is averaged: the trained parameters and, by default, the floating-point buffers (BatchNorm's running mean and
+variance, see `statistics`). Frozen parameters keep rank 0's initial values.
 """
 
 from __future__ import annotations
@@ -19,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from cpdp.errors import StrategyError
 from cpdp.schedule import Position
-from cpdp.strategies.averaging import Share, mean_of, reconcile
+from cpdp.strategies.averaging import Share, reconcile
 from cpdp.strategies.base import Attachment, Strategy
+from cpdp.strategies.statistics import Statistics
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -61,6 +60,7 @@ class RoundStrategy(Strategy):
         self._collectives = to.collectives
         self._parameters = flatten(trained_parameters(to.module))
         self._buffers = flatten(float_buffers(to.module))
+        self._statistics = Statistics(self.values["statistics"], self._buffers, to.collectives)
         self._kept: dict[str, list[Tensor]] = {}
         to.collectives.broadcast([*to.module.parameters(), *to.module.buffers()], "start")
         self._begin(to)
@@ -76,7 +76,7 @@ class RoundStrategy(Strategy):
 
     def synchronise(self, at: Position) -> None:
         """Average the buffers and apply the rule to the parameters, chunk by chunk as their sums arrive."""
-        reconcile(self._collectives, [*self._buffer_shares(), *self._parameter_shares(at), *self._more_shares(at)])
+        reconcile(self._collectives, [*self._statistics.shares(), *self._parameter_shares(at), *self._more_shares(at)])
         self._settle(at)
 
     def _more_shares(self, at: Position) -> list[Share]:
@@ -85,10 +85,6 @@ class RoundStrategy(Strategy):
 
     def _settle(self, at: Position) -> None:
         """What is left to do once the wave has arrived."""
-
-    def _buffer_shares(self) -> list[Share]:
-        world = self._collectives.world
-        return [Share(b, "buffers", mean_of(b, world)) for b in self._buffers] if world > 1 else []
 
     def _parameter_shares(self, at: Position) -> list[Share]:
         return [Share(b, "parameters", self._rule(i, at)) for i, b in enumerate(self._parameters)]

@@ -24,6 +24,7 @@ from cpdp.strategies.local_sgd import PERIODIC
 from cpdp.strategies.local_state import LOCAL_BUFFERS, LocalState
 from cpdp.strategies.rounds import RoundStrategy, Schedule
 from cpdp.strategies.slow import LearningRate, SlowStep, slow_rule
+from cpdp.strategies.statistics import STATISTICS
 
 
 def whole_run(period: int) -> tuple[Parameter, ...]:
@@ -43,6 +44,7 @@ class SlowMo(RoundStrategy):
         Parameter("alpha", float, 1.0, "slow learning rate", low=0, high=10),
         Parameter("beta", float, 0.5, "slow momentum", low=0, high=1, below_high=True, in_label=True),
         replace(LOCAL_BUFFERS, default="reset"),
+        STATISTICS,
     )
 
     def _schedule_for(self, to: Attachment) -> Schedule:

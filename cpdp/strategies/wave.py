@@ -3,8 +3,8 @@
 Flow: the strategy fills `sums` (one tensor for each flat parameter buffer), `send` starts the all-reduce and
 returns, local steps go on, `land` waits for what has not arrived. When it lands is decided by counting steps, never
 by asking whether it has arrived: that would differ from worker to worker, and from run to run. Floating-point
-buffers (BatchNorm's) travel along and are replaced by their mean on landing; what the local steps in between
-measured is dropped from them.
+buffers (BatchNorm's) travel along and are replaced by their mean (or rank 0's) on landing; what the local steps in
+between measured is dropped from them.
 
 Time: waiting is `exposed.parameters`, copying and merging are `update`.
 """
@@ -21,30 +21,27 @@ if TYPE_CHECKING:
 
     from cpdp.collectives import Collectives, Flight
     from cpdp.flat import FlatBuffer
+    from cpdp.strategies.statistics import Statistics
 
 
 class Wave:
     """One set of sums, on its way or not."""
 
-    def __init__(
-        self, collectives: Collectives, parameters: Sequence[FlatBuffer], buffers: Sequence[FlatBuffer]
-    ) -> None:
-        """Make room for the sums of `parameters` (which the strategy fills) and of `buffers` (which travel along)."""
+    def __init__(self, collectives: Collectives, parameters: Sequence[FlatBuffer], statistics: Statistics) -> None:
+        """Make room for the sums of `parameters` (which the strategy fills) and of the buffers that travel along."""
         import torch
 
         self.sums: list[Tensor] = [torch.zeros_like(b.data) for b in parameters]
         self.sent = False
         self._collectives = collectives
         self._parameters = parameters
-        self._buffers = list(buffers) if collectives.world > 1 else []
-        self._buffer_sums = [torch.zeros_like(b.data) for b in self._buffers]
+        self._statistics = statistics
+        self._buffer_sums = [torch.zeros_like(b.data) for b in statistics.buffers]
         self._flight: Flight | None = None
 
     def send(self) -> None:
         """Start to sum. Nobody may touch `sums` until `land`."""
-        for sums, buffer in zip(self._buffer_sums, self._buffers, strict=True):
-            buffer.check()
-            sums.copy_(buffer.data)
+        self._statistics.send(self._buffer_sums)
         loads = [(sums, "parameters") for sums in self.sums] + [(sums, "buffers") for sums in self._buffer_sums]
         self._flight = self._collectives.launch(loads)
         self.sent = True
@@ -60,8 +57,7 @@ class Wave:
         for buffer in self._parameters:
             buffer.check()
         if sent:
-            for sums, buffer in zip(self._buffer_sums, self._buffers, strict=True):
-                buffer.data.copy_(sums.div_(self._collectives.world))
+            self._statistics.take(self._buffer_sums)
         return sent
 
     def wait(self) -> None:

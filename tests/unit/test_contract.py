@@ -5,7 +5,6 @@ import os
 
 import pytest
 import torch
-from test_parallel import batch, digest, network
 from torch import nn
 
 import cpdp
@@ -16,9 +15,12 @@ from cpdp.exposure import break_down
 from cpdp.recorder import StepRecorder
 from tests.conftest import ROOT
 from tests.unit.ranks import run_ranks
+from tests.unit.test_parallel import batch, digest, network
 
 SPECS = [
     "ddp",
+    "ddp:hook=fp16",
+    "ddp:hook=powersgd,rank=1,start=2",
     "localsgd:k=3",
     "cpdp:k=3,beta=0.3",
     "postlocal:k=3,warmup=2",
@@ -35,6 +37,10 @@ SPECS = [
     "cocod:k=3",
     "overlap:k=3,beta=0.5",
     "overlap:k=3,beta=0",
+    "eager:k=3",
+    "streaming:k=3,p=2,delay=1",
+    "streaming:k=3,p=1,delay=0,alpha=0",
+    "streaming:k=4,p=2,delay=3,exchange=int4,pattern=sequential",
     "adacomm:tau0=3,interval_steps=3,beta=0.3,buffers=average",
 ]
 
@@ -215,6 +221,9 @@ MODELS = {  # copies of the parameters that a strategy keeps beside the model, g
     "cocod:k=3": 2,
     "overlap:k=3": 2,
     "overlap:k=3,beta=0": 1,
+    "eager:k=3": 4,
+    "streaming:k=3,p=2": 2,
+    "ddp:hook=fp16": 0,
 }
 
 
