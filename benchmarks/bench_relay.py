@@ -11,7 +11,12 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.result import Result
+from netlab.chances import Chance, Reorder
+from netlab.impairment import Codel
+from netlab.jitter import Jitter
+from netlab.links.relay import Effects
 from netlab.links.relay_build import CORE, SOURCES
+from netlab.units import Delay, Fraction
 from tests.lab.bare_pair import BarePair, Shape
 
 ROUNDS = 9
@@ -21,6 +26,16 @@ GBIT = 1_000_000_000
 WAN = Shape(delay_ns=8_300_000)
 CAPPED = Shape(delay_ns=8_300_000, rate_bps=GBIT, queue_bytes=16_600_000 * GBIT // 8_000_000_000)
 CUBIC = ("-C", "cubic")
+ONE_PERCENT = Chance(Fraction.parse("1%"), Fraction.parse("50%"))
+EFFECTS = Effects(
+    jitter=Jitter(Delay(10 * MS)),
+    loss=ONE_PERCENT,
+    duplicate=ONE_PERCENT,
+    corrupt=ONE_PERCENT,
+    reorder=Reorder(ONE_PERCENT),
+    codel=Codel(),
+    seed=1,
+)
 
 
 def run() -> Result:
@@ -41,8 +56,11 @@ def _core(result: Result) -> None:
         sources = [str(CORE / name) for name in SOURCES]
         program = str(Path(__file__).with_name("relay_core.c"))
         subprocess.run(["gcc", "-O2", "-pthread", f"-I{CORE}", "-o", str(binary), program, *sources, "-lm"], check=True)
-        rates = [float(subprocess.check_output([str(binary)]).split()[0]) for _ in range(3)]
-    result.add("pure core", max(rates) / 1e6, "M packets/s", "84 wire bytes, rate and delay, best of 3", low=1.2)
+        rounds = [[float(rate) / 1e6 for rate in subprocess.check_output([str(binary)]).split()] for _ in range(3)]
+    plain, full = (max(rates) for rates in zip(*rounds, strict=True))
+    result.add("pure core", plain, "M packets/s", "84 wire bytes, rate and delay, best of 3", low=1.2)
+    how = "also jitter in order, loss, duplicates, corruption, overtaking (each 1 %, correlated) and CoDel"
+    result.add("pure core, every effect", full, "M packets/s", how, low=1.2)
 
 
 def _bulk(result: Result) -> None:
@@ -69,13 +87,25 @@ def _packets(result: Result) -> None:
     with BarePair(single) as pair:
         rate = pair.goodput_bps(*CUBIC, seconds=2) / GBIT
     result.add("relay TCP in MTU packets", rate, "Gbit/s", "iperf3, 1 flow, offload off", low=1.5)
-    with BarePair(single) as pair:
+    impaired = Shape(delay_ns=20 * MS, rate_bps=GBIT, queue_bytes=1 << 20, effects=EFFECTS)
+    for name, shape in {"small packets": single, "small packets, every effect": impaired}.items():
+        _small_packets(result, name, shape)
+
+
+def _small_packets(result: Result, name: str, shape: Shape) -> None:
+    """As many as it takes of an overload; then a little over 250,000/s, of which none may be lost by the relay."""
+    with BarePair(shape) as pair:
         pair.iperf("-u", "-b", "0", "-l", "36", seconds=2)
-        forward = pair.relay.stats()[0]
+        most = pair.relay.stats()[0]
     how = "iperf3 UDP flood of 64 IP bytes; sender and receiver on the same cores"
-    result.add("relay small packets", forward.packets_out / 2, "packets/s", how, low=250_000)
-    per_core = forward.packets_out / (forward.cpu_ns / 1e9)
-    result.add("relay small packets per core", per_core, "packets/s", "by the thread's processor time", low=250_000)
+    result.add(f"relay {name}", most.packets_out / 2, "packets/s", how, low=250_000)
+    per_core = most.packets_out / (most.cpu_ns / 1e9)
+    result.add(f"relay {name} per core", per_core, "packets/s", "by the thread's processor time", low=250_000)
+    with BarePair(shape) as pair:
+        pair.iperf("-u", "-b", "80M", "-l", "36", seconds=2)
+        steady = pair.relay.stats()[0]
+    how = f"iperf3, {steady.packets_in / 2:.0f}/s of 64 IP bytes for 2 s"
+    result.add(f"lost by the relay, {name}", steady.drops_other, "packets", how, high=0)
 
 
 def _round_trips(result: Result) -> None:

@@ -100,6 +100,14 @@ def test_damaged_packets_are_found_by_their_checksums_and_only_those() -> None:
         assert pair.relay.stats()[0].corrupted == 1000 - len(whole)
 
 
+def test_a_packet_that_the_far_kernel_refuses_for_its_damage_is_no_fault_of_the_relay() -> None:
+    """One damaged packet of 36 bytes in 72 is neither IPv4 nor IPv6 any more, so that its device will not take it."""
+    with BarePair(Shape(delay_ns=MS, effects=Effects(corrupt=Chance(percent("100%")), seed=4))) as pair:
+        assert numbers(cross(pair, 1000, size=8)) == []
+        forward = pair.relay.stats()[0]
+        assert (forward.corrupted, forward.packets_out, forward.drops_other) == (1000, 1000, 0)
+
+
 def test_every_fourth_packet_overtakes_those_that_wait_out_the_delay() -> None:
     effects = Effects(reorder=Reorder(Chance(percent("100%")), 4))
     with BarePair(Shape(delay_ns=50 * MS, effects=effects)) as pair:

@@ -84,6 +84,13 @@ static void impair(struct nl_pump *pump, struct record *record)
         nl_add(&pump->stats->overtakers, packet->segments);
 }
 
+/* Whether the far kernel refuses a packet for what the model did to it: a damaged version of IP fits no device, where any
+ * other damage is found a moment later, by the host behind it. */
+static int refused_as_damaged(const struct nl_packet *packet, int error)
+{
+    return error == EINVAL && packet->corrupt_bit != NL_NO_BIT;
+}
+
 static void write_packet(struct nl_pump *pump, struct record *record)
 {
     struct nl_stats *stats = pump->stats;
@@ -91,7 +98,7 @@ static void write_packet(struct nl_pump *pump, struct record *record)
     impair(pump, record);
     uint64_t at_ns = nl_now_ns();
     ssize_t written = write(pump->direction->out_fd, offload_of(record), OFFLOAD_BYTES + packet->length);
-    if (written < 0) {
+    if (written < 0 && !refused_as_damaged(packet, errno)) {
         count_failed_write(pump, errno);
         nl_fate_note(pump->fates, packet, NL_FATE_REFUSED, at_ns);
         return;
