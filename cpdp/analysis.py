@@ -8,10 +8,11 @@ cannot disagree.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from cpdp import explain, jsonfile, summary, tables
+from cpdp import explain, jsonfile, race, race_view, summary, tables
+from cpdp.race import Racer, Runtime
 from cpdp.rundir import RunData, RunDir, read_run
 from cpdp.summary import Spread, Summary, Training
 from cpdp.tables import Tables
@@ -30,6 +31,8 @@ class Analysis:
     trainings: Mapping[str, tuple[Training, ...]]
     differences: tuple[str, ...]
     cautions: tuple[str, ...] = ()
+    races: Mapping[str, tuple[Racer, ...]] = field(default_factory=dict)
+    runtimes: Mapping[str, tuple[Runtime, ...]] = field(default_factory=dict)
 
     @property
     def cells(self) -> list[dict[str, Any]]:
@@ -54,7 +57,11 @@ def analyse(run: RunData) -> Analysis:
             target = phase.get("target_accuracy") or TARGET_ACCURACY
             trainings[str(phase["name"])] = summary.trainings(evals, order, float(target))
     cautions = tuple(explain.cautions(run.resolved["experiment"]))
-    return Analysis(run, built, summed, trainings, tuple(explain.differences(summed, run.network)), cautions)
+    differences = tuple(explain.differences(summed, run.network))
+    phases = run.resolved["experiment"]["phases"]
+    races = {str(phase["name"]): race.racers(phase, built.eval) for phase in phases}
+    runtimes = {str(phase["name"]): race.runtimes(phase, run.cells) for phase in phases}
+    return Analysis(run, built, summed, trainings, differences, cautions, races, runtimes)
 
 
 def open_run(folder: RunDir) -> Analysis:
@@ -83,6 +90,8 @@ def to_json(found: Analysis) -> dict[str, Any]:
         "cells": cells,
         "strategies": [_line_json(line, found.summary) for line in found.summary.lines()],
         "trainings": [_training_json(phase, one) for phase, many in found.trainings.items() for one in many],
+        "races": [race_view.race_json(phase, one) for phase, many in found.races.items() for one in many],
+        "runtimes": [race_view.model_json(phase, one) for phase, many in found.runtimes.items() for one in many],
         "differences": list(found.differences),
         "cautions": list(found.cautions),
     }

@@ -242,8 +242,8 @@ def _step_from_json(raw: dict[str, Any]) -> StepEvent:
 
 def _eval_from_json(raw: dict[str, Any]) -> EvalEvent:
     notes = tuple(raw.get("notes", ()))
-    head = raw["n"], raw["epoch"], raw["t"], raw["accuracy"], raw["loss"], raw.get("dur", 0)
-    return EvalEvent(*head, notes=notes, **{key: raw.get(key) for key in EVALUATED})
+    head = raw["n"], raw["epoch"], raw["t"], raw["accuracy"], raw["loss"], raw.get("dur", 0), notes
+    return EvalEvent(*head, *(raw.get(key) for key in EVALUATED))
 
 
 def _end_from_json(raw: dict[str, Any]) -> EndEvent:

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import accumulate
-from statistics import median
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -141,7 +141,7 @@ class Padder:
     def _wait(self, name: str, share: float) -> None:
         """Sleep until a share of the drawn time is over, or less where more work is left than would then fit in."""
         step, behind = self._step, self._behind.get(name)
-        offset = min(share * step.drawn, step.drawn - (median(behind) if behind else 0))
+        offset = min(share * step.drawn, step.drawn - (fmean(behind) if behind else 0))
         before = self._clock()
         left = step.start + offset - before
         if left > 0:

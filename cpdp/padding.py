@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from cpdp.errors import CellError
-from cpdp.events import EventLog, StepEvent
+from cpdp.events import EventLog, Json, StepEvent
 
 TIMES = ("constant", "exponential", "shifted")
 """The distributions. `shifted` is a constant, `shift`, plus an exponential that brings the mean to `step`."""
@@ -23,7 +23,7 @@ TIMES = ("constant", "exponential", "shifted")
 DRAWN, EXCESS = "drawn_ns", "excess_ns"
 """Facts of a step event: the time that was drawn for the step, and how much longer its real work took."""
 
-TOLERANCE = 0.02
+TOLERANCE = 0.1
 """A step overran when it took longer than drawn by more than this share of the mean time drawn."""
 
 OVERRUN = 0.1
@@ -127,13 +127,16 @@ class Overrun:
 
 def overrun(steps: Iterable[StepEvent]) -> Overrun | None:
     """What became of the drawn times; None when no step had one."""
-    padded = [step.facts for step in steps if step.facts.get(DRAWN) is not None]
+    padded = [(_whole(step.facts.get(DRAWN)), _whole(step.facts.get(EXCESS))) for step in steps if DRAWN in step.facts]
     if not padded:
         return None
-    excess = [int(facts.get(EXCESS) or 0) for facts in padded]  # type: ignore[call-overload]
-    drawn = sum(int(facts[DRAWN]) for facts in padded)  # type: ignore[call-overload]
+    drawn, excess = sum(one for one, _ in padded), sum(one for _, one in padded)
     allowed = TOLERANCE * drawn / len(padded)
-    return Overrun(len(padded), sum(1 for one in excess if one > allowed), drawn, sum(excess))
+    return Overrun(len(padded), sum(1 for _, one in padded if one > allowed), drawn, excess)
+
+
+def _whole(value: Json) -> int:
+    return int(value) if isinstance(value, int | float) else 0
 
 
 def faults(padding: Padding | None, logs: Iterable[EventLog]) -> list[str]:

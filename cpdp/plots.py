@@ -166,6 +166,33 @@ def accuracy(evals: pd.DataFrame, looks: Mapping[str, Look], target: float, name
 
 
 @figure.styled
+def training_loss(evals: pd.DataFrame, looks: Mapping[str, Look], target: float, name: str) -> Drawing | None:
+    """Training loss against time spent in steps; one line per repeat, the strategy's colour and marker."""
+    known = evals[evals["train_loss"].notna()]
+    if known.empty:
+        return None
+    fig, axes = figure.make(WIDTH, 3.6)
+    words = []
+    for label, look in looks.items():
+        cells = [cell for _, cell in known[known["label"] == label].groupby("cell", sort=False)]
+        for number, cell in enumerate(cells):
+            axes.plot(
+                cell["train_s"], cell["train_loss"], color=look.colour, marker=look.marker, markersize=4, linewidth=1.4,
+                label=label if number == 0 else None,
+            )  # fmt: skip
+        if cells:
+            last = cells[0].iloc[-1]
+            words.append(f"{label} ends at {last['train_loss']:.3g} after {last['train_s']:.1f} s")
+    axes.axhline(target, color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
+    axes.set_xlim(left=0)
+    axes.set_yscale("log")
+    axes.set_xlabel("seconds in training steps (evaluations not counted)")
+    axes.set_ylabel("training loss")
+    axes.legend(loc="upper right", fontsize=9)
+    return figure.finish(fig, name, "Training loss against wall time", ". ".join(words) + ".")
+
+
+@figure.styled
 def network(rows: Sequence[Mapping[str, Any]], name: str) -> Drawing | None:
     """Achieved against asked, as a share of what was asked, with the accepted range behind it."""
     shown = [row for row in rows if _number(row["asked"]) and _number(row["achieved"]) is not None]

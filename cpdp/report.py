@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cpdp import analysis, jsonfile, palette, plots, timeline
+from cpdp import analysis, jsonfile, palette, plots, race_view, timeline
 from cpdp.analysis import Analysis
 from cpdp.page import definitions, figure, fold, page, table, text
 from cpdp.palette import Look
@@ -77,6 +77,7 @@ def _head(found: Analysis) -> Iterator[str]:
 def _answers(found: Analysis) -> Iterator[str]:
     """The run in a sentence per phase: who stands still least, who reaches the target first."""
     for phase, lines in found.summary.phases.items():
+        yield from race_view.race_sentences(phase, found.races.get(phase, ()))
         if phase in found.trainings:
             yield from _first_there(phase, found.trainings[phase])
             continue
@@ -104,6 +105,7 @@ def _phase(found: Analysis, phase: str, lines: Sequence[Line], looks: Mapping[st
         evals = found.tables.eval[found.tables.eval["phase"] == phase]
         drawing = plots.accuracy(evals, looks, found.trainings[phase][0].target, f"{prefix}-accuracy")
         yield figure(drawing, "Test accuracy of the averaged model. Dashed: the target.")
+    yield from _race(found, phase, looks, prefix)
     yield figure(
         plots.exposure_bars(lines, looks, f"{prefix}-bars"),
         "Mean over valid cells. Computation, exposed time and rest add up to the step; hidden communication ran"
@@ -119,6 +121,21 @@ def _phase(found: Analysis, phase: str, lines: Sequence[Line], looks: Mapping[st
         plots.timeline(strips, looks, f"{prefix}-timeline"),
         "As many steps as the longest period, ending with a synchronisation. Thin lines: where steps end.",
     )
+
+
+def _race(found: Analysis, phase: str, looks: Mapping[str, Look], prefix: str) -> Iterator[str]:
+    racers, runtimes = found.races.get(phase, ()), found.runtimes.get(phase, ())
+    if racers:
+        yield table(race_view.race_caption(racers), race_view.RACE, _texts(race_view.race_rows(racers)))
+        evals = found.tables.eval[found.tables.eval["phase"] == phase]
+        drawing = plots.training_loss(evals, looks, racers[0].target, f"{prefix}-loss")
+        yield figure(drawing, "Loss of the averaged model on all training data. Dashed: the loss of the table.")
+    if runtimes:
+        yield table(race_view.model_caption(runtimes), race_view.MODEL, _texts(race_view.model_rows(runtimes)))
+
+
+def _texts(rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    return [[text(cell) for cell in row] for row in rows]
 
 
 def _setting(spec: Mapping[str, Any]) -> str:

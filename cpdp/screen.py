@@ -15,6 +15,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from cpdp import race_view
 from cpdp.analysis import Analysis
 from cpdp.rundir import RunData
 from cpdp.summary import Line, Spread, Summary, Training
@@ -189,6 +190,7 @@ def summary_view(found: Analysis, width: int) -> RenderableType:
         parts += [Text(f"\n{_title(run, phase)}", "bold"), strategies_table(rows, width, published=known)]
         if trainings.get(phase):
             parts += [Text(""), training_table(trainings[phase])]
+        parts += _race(found, phase)
     parts += [Text(f"\n{note}", "dim") for note in _notes(summary)]
     for head, sentences in (("Take care", found.cautions), ("Differences explained", found.differences)):
         if sentences:
@@ -202,6 +204,27 @@ def summary_view(found: Analysis, width: int) -> RenderableType:
     return Group(*parts, *([Text("\nCells that do not count", "bold"), *hidden] if hidden else []))
 
 
+def _race(found: Analysis, phase: str) -> Iterator[RenderableType]:
+    racers, runtimes = found.races.get(phase, ()), found.runtimes.get(phase, ())
+    if racers:
+        yield from (
+            Text(f"\n{race_view.race_caption(racers)}"),
+            _plain_table(race_view.RACE, race_view.race_rows(racers)),
+        )
+    if runtimes:
+        rows = race_view.model_rows(runtimes)
+        yield from (Text(f"\n{race_view.model_caption(runtimes)}"), _plain_table(race_view.MODEL, rows))
+
+
+def _plain_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    for head in heads:
+        table.add_column(head, justify="left" if head == "strategy" else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
 def _title(run: RunData, phase: str) -> str:
     found = next(one for one in run.resolved["experiment"]["phases"] if one["name"] == phase)
     return f"{phase}: {found['workload']['name']}, {found['kind']}, {length(found)}, {repeats(found)}"
@@ -209,6 +232,8 @@ def _title(run: RunData, phase: str) -> str:
 
 def length(phase: Mapping[str, Any]) -> str:
     """How long a phase's cells are, in words."""
+    if phase.get("duration_s") is not None:
+        return f"{phase['duration_s']:g} s"
     unit, count = ("step", phase["steps"]) if phase.get("steps") is not None else ("epoch", phase.get("epochs"))
     return f"{count} {unit}{'' if count == 1 else 's'}"
 

@@ -40,6 +40,7 @@ _MODULES = {
     "postlocal": ("cpdp.strategies.post_local", "PostLocalSgd"),
     "slowmo": ("cpdp.strategies.slowmo", "SlowMo"),
     "bmuf": ("cpdp.strategies.bmuf", "Bmuf"),
+    "pasgd": ("cpdp.strategies.pasgd", "Pasgd"),
     "adacomm": ("cpdp.strategies.adacomm", "AdaComm"),
     "diloco": ("cpdp.strategies.diloco", "DiLoCo"),
     "hierarchical": ("cpdp.strategies.hierarchical", "Hierarchical"),

@@ -14,6 +14,8 @@ on the mean of the workers' clocks. `interval_steps` counts steps instead, for r
 
 With beta > 0 (the paper: 0.3) the mean update goes through block momentum, rescaled by the learning rate as in
 SlowMo with alpha = 1. The paper clears the local momentum at each averaging: `buffers=reset`, the default.
+
+`search` looks for tau_0 first, see `period_search`; the time it takes is training time like any other.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from cpdp.strategies.averaging import Share, mean_of
 from cpdp.strategies.base import Attachment, Parameter
 from cpdp.strategies.local_sgd import PERIODIC
 from cpdp.strategies.local_state import LOCAL_BUFFERS, LocalState
+from cpdp.strategies.period_search import PeriodSearch, candidates
 from cpdp.strategies.rounds import RoundStrategy, Schedule
 from cpdp.strategies.slow import LearningRate, SlowStep, slow_rule
 from cpdp.strategies.statistics import STATISTICS
@@ -49,6 +52,8 @@ class _Progress:
     first_rate: float = 0.0
     loss_sum: float = 0.0
     loss_count: int = 0
+    first_period: int = 1
+    """tau_0: what was asked for, or what a search found."""
 
     def boundary(self, at: Position) -> bool:
         """Whether the step ends a round."""
@@ -86,6 +91,10 @@ class AdaComm(RoundStrategy):
                   in_label=True),
         replace(LOCAL_BUFFERS, default="reset"),
         STATISTICS,
+        Parameter("search", int, 0, "candidates for tau_0 to try first: period, period / 2, ...; 0: none", low=0,
+                  high=20, in_label=False),
+        Parameter("search_time", float, 0.0, "seconds for each of them; 0: as long as an interval", low=0, high=1e6),
+        Parameter("search_steps", int, 0, "the same in steps; 0 means in seconds", low=0, high=10**9),
     )  # fmt: skip
 
     clock: Callable[[], float] = staticmethod(time.monotonic)
@@ -105,7 +114,7 @@ class AdaComm(RoundStrategy):
         first, longest = self.values["period"], self.values["max_period"]
         if first > longest:
             raise StrategyError(f"adacomm: period={first} is longer than max_period={longest}")
-        self._progress = _Progress(first, first)
+        self._progress = _Progress(first, first, first_period=first)
         return self._progress
 
     def _begin(self, to: Attachment) -> None:
@@ -124,6 +133,17 @@ class AdaComm(RoundStrategy):
         self._losses: list[Any] = []
         self._recorder = to.collectives.recorder
         self._interval_began = self._read_at = self._now()
+        self._optimizer = to.optimizer
+        self._search: PeriodSearch | None = None
+        if self.values["search"]:
+            self._start_search()
+
+    def _start_search(self) -> None:
+        """Keep what every candidate begins with: the parameters and buffers as they are now, no optimizer state."""
+        self._search = PeriodSearch(candidates(self.values["period"], self.values["search"]))
+        self._keep("search_start", start=True)
+        self._kept["search_buffers"] = [buffer.data.clone() for buffer in self._buffers]
+        self._progress.period = self._progress.round_end = self._search.period
 
     def _now(self) -> float:
         """Seconds of training: an evaluation between two steps is not part of an interval."""
@@ -174,12 +194,39 @@ class AdaComm(RoundStrategy):
         """The next round: of the same period unless an interval is over. The first round only measures."""
         progress = self._progress
         progress.loss_sum, progress.loss_count = 0.0, 0
-        if progress.first_loss is None:
+        if self._search is not None:
+            self._try_next(at, self._search, agreed)
+        elif progress.first_loss is None:
             progress.first_loss, progress.first_rate = agreed.loss, agreed.rate
         elif self._over(at, agreed):
             progress.period = self._next_period(agreed)
             progress.interval_start, self._interval_began = at.n, self._read_at
         progress.round_end = at.n + progress.period
+
+    def _try_next(self, at: Position, search: PeriodSearch, agreed: _Agreed) -> None:
+        """A round of a candidate is over; after its last one the next begins from the start again."""
+        progress, values = self._progress, self.values
+        spent, whole = agreed.elapsed, values["search_time"] or values["interval"]
+        if values["search_steps"]:
+            spent, whole = at.n - progress.interval_start, values["search_steps"]
+        if not search.round_ended(spent / whole if whole else 1.0, agreed.loss):
+            return
+        self._restore_start()
+        progress.period = search.best if search.over else search.period
+        progress.interval_start, self._interval_began = at.n, self._read_at
+        if search.over:
+            progress.first_period, self._search = progress.period, None
+            del self._kept["search_start"], self._kept["search_buffers"]
+
+    def _restore_start(self) -> None:
+        for buffers, name in ((self._parameters, "search_start"), (self._buffers, "search_buffers")):
+            for buffer, start in zip(buffers, self._kept[name], strict=True):
+                buffer.data.copy_(start)
+        for kept, start in zip(self._kept.get("reference", []), self._kept["search_start"], strict=False):
+            kept.copy_(start)
+        for velocity in self._kept.get("velocity", []):
+            velocity.zero_()
+        self._optimizer.state.clear()
 
     def _over(self, at: Position, agreed: _Agreed) -> bool:
         if self.values["interval_steps"]:
@@ -194,7 +241,7 @@ class AdaComm(RoundStrategy):
             return progress.period
         ratio = progress.first_rate / agreed.rate if values["lr_power"] else 1.0
         proposed = adacomm_period(
-            agreed.loss, progress.first_loss, values["period"], lr_ratio=ratio, lr_power=values["lr_power"]
+            agreed.loss, progress.first_loss, progress.first_period, lr_ratio=ratio, lr_power=values["lr_power"]
         )
         gamma = values["gamma"] if values["saturate"] else None
         return adacomm_next(progress.period, proposed, gamma=gamma, longest=values["max_period"])
@@ -203,11 +250,17 @@ class AdaComm(RoundStrategy):
         """What is kept, the schedule's position, and how much of the interval is over."""
         elapsed = 0.0 if self.values["interval_steps"] else self._now() - self._interval_began
         progress = dict(vars(self._gather_losses()))
-        return {**super().state_dict(), "rate": self._rate_before, "progress": progress, "elapsed": elapsed}
+        search = None if self._search is None else self._search.to_json()
+        more = {"rate": self._rate_before, "progress": progress, "elapsed": elapsed, "search": search}
+        return {**super().state_dict(), **more}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore them; the time between stop and restart does not count."""
+        if state.get("search") is None and self._search is not None:  # it was over when the state was saved
+            self._search = None
+            del self._kept["search_start"], self._kept["search_buffers"]
         super().load_state_dict(state)
+        self._search = None if state["search"] is None else PeriodSearch.from_json(state["search"])
         self._rate_before = None if state["rate"] is None else [float(rate) for rate in state["rate"]]
         for key, value in state["progress"].items():
             setattr(self._progress, key, value)

@@ -1,13 +1,14 @@
-"""Local SGD (periodic averaging, PASGD): workers step alone and average their parameters every K steps.
+"""Local SGD (periodic averaging): workers step alone and average their parameters every K steps.
 
     x_i <- mean of x over the workers, after every K local steps of each
 
-PASGD is the AdaComm paper's name for it with a fixed period tau. Optimizer state is never exchanged.
+`pasgd` is the same with a count that does not start anew in each epoch. Optimizer state is never exchanged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 from cpdp.schedule import Periodic, Position
 from cpdp.strategies.averaging import mean_of
@@ -42,10 +43,10 @@ class LocalSgd(RoundStrategy):
     """Local steps, and the mean of all workers' parameters at every boundary."""
 
     name = "localsgd"
-    aliases = ("local_sgd", "local-sgd", "pasgd")
+    aliases: ClassVar[tuple[str, ...]] = ("local_sgd", "local-sgd")
     summary = "parameters averaged every K steps, no gradient exchange"
     source = "Stich, Local SGD Converges Fast, ICLR 2019 (arXiv 1805.09767)"
-    parameters = (*PERIODIC, STATISTICS)
+    parameters: ClassVar[tuple[Parameter, ...]] = (*PERIODIC, STATISTICS)
 
     def _schedule_for(self, to: Attachment) -> Schedule:
         values = self.values

@@ -36,7 +36,7 @@ def test_a_label_shows_what_is_not_default():
     assert parse("ddp:bucket_mb=50,find_unused=yes").label == "ddp:bucket_mb=50,find_unused=true"
 
 
-@pytest.mark.parametrize("name", ["localsgd", "local_sgd", "local-sgd", "PASGD"])
+@pytest.mark.parametrize("name", ["localsgd", "local_sgd", "local-sgd", "LocalSGD"])
 def test_other_names_of_local_sgd(name):
     assert parse(f"{name}:k=2").name == "localsgd"
 
