@@ -110,18 +110,22 @@ class Collectives:
         limit: timedelta | None = getattr(options, "_timeout", None)
         return limit
 
-    def launch(self, flats: Sequence[tuple[Tensor, str]]) -> Flight:
+    def launch(self, flats: Sequence[tuple[Tensor, str]], fill: Callable[[int, slice], None] | None = None) -> Flight:
         """Start to sum flat tensors, each with its purpose, over all ranks in place, and return at once.
 
-        Nobody may touch the tensors before the flight's `land` returned.
+        `fill` is called for each chunk before it leaves. Nobody may touch the tensors before they have arrived.
         """
-        if self.world == 1:
-            return Flight(self, [])
-        pieces = [(flat[piece], purpose) for flat, purpose in flats for piece in self.chunks(flat)]
+        pieces = [(which, piece) for which, (flat, _) in enumerate(flats) for piece in self.chunks(flat)]
+        works: list[Arriving] = []
         self._tap.travelling = True
-        works = [(self.all_reduce(piece, purpose), f"all_reduce of {purpose}", None) for piece, purpose in pieces]
+        for which, piece in pieces:
+            flat, purpose = flats[which]
+            if fill is not None:
+                fill(which, piece)
+            if self.world > 1:
+                works.append((self.all_reduce(flat[piece], purpose), f"all_reduce of {purpose}", None))
         self._tap.travelling = False
-        return Flight(self, works)
+        return Flight(self, works, pieces)
 
     def launch_gather(self, tensor: Tensor, purpose: str) -> tuple[Tensor, Flight]:
         """Start to send a flat tensor to all ranks; returns room for theirs by rank (world, n), and the flight."""
@@ -273,13 +277,35 @@ class Collectives:
         return PeerLost(f"rank {self.rank}, {where}: {what} failed: {first_line(error)}")
 
 
+Arriving = tuple[Any, str, Callable[[], None] | None]
+"""torch's work, its name, and what to do once it is done."""
+
+
 class Flight:
     """What travels while the main thread does something else."""
 
-    def __init__(self, collectives: Collectives, works: Sequence[tuple[Any, str, Callable[[], None] | None]]) -> None:
-        """Made by `Collectives.launch` and `launch_gather`: torch's work, its name, and what to do once it is done."""
+    def __init__(
+        self, collectives: Collectives, works: Sequence[Arriving], pieces: Sequence[tuple[int, slice]] = ()
+    ) -> None:
+        """Made by `Collectives.launch` and `launch_gather`; `pieces` says what each work sums."""
         self._collectives = collectives
         self._works = works
+        self._pieces = pieces
+
+    def arriving(self) -> Iterator[tuple[int, slice]]:
+        """(which tensor, slice) of each chunk as it arrives; only while one waits is the phase `exposed.parameters`,
+        what the caller does with a chunk is `update`. Raises PeerLost.
+        """
+        recorder = self._collectives.recorder
+        for index, piece in enumerate(self._pieces):
+            if self._works:
+                work, what, _ = self._works[index]
+                if not work.is_completed():
+                    recorder.switch("exposed.parameters")
+                self._collectives._wait(work, what)
+            recorder.switch("update")
+            yield piece
+        self._works = ()
 
     def land(self) -> None:
         """Wait until everything has arrived; at once when it has already. Raises PeerLost."""
@@ -287,7 +313,7 @@ class Flight:
             self._collectives._wait(work, what)
             if then is not None:
                 then()
-        self._works = []
+        self._works = ()
 
 
 def _reported_all_reduce(state: Collectives, bucket: Any) -> torch.futures.Future[Tensor]:

@@ -34,27 +34,27 @@ class Late:
         return self._wave.sums
 
     def send(self, at: Position) -> None:
-        """Remember the parameters and start to sum them."""
-        recorder = self._collectives.recorder
-        recorder.switch("update")
-        for start, sums, buffer in zip(self._start, self._wave.sums, self._parameters, strict=True):
-            start.copy_(buffer.data)
-            sums.copy_(buffer.data)
-        self._wave.send()
+        """Remember the parameters and start to sum them, chunk by chunk."""
+        self._collectives.recorder.switch("update")
+        self._wave.send(self._fill)
         self._sent_at = at.n
-        recorder.switch(None)
+        self._collectives.recorder.switch(None)
+
+    def _fill(self, which: int, piece: slice) -> None:
+        values = self._parameters[which].data[piece]
+        self._start[which][piece].copy_(values)
+        self._wave.sums[which][piece].copy_(values)
 
     def due(self, at: Position, delay: int) -> bool:
         """Whether what is on its way is to be merged after this step."""
         return self._wave.sent and at.n - self._sent_at >= delay
 
     def merge(self, rules: Sequence[Callable[[slice], None]]) -> None:
-        """Wait for the sums, apply each one's rule, and add to the parameters what it moved since they were sent."""
-        if not self._wave.land():
-            return
-        for rule, start, sums, buffer in zip(rules, self._start, self._wave.sums, self._parameters, strict=True):
-            rule(slice(None))
-            buffer.data.sub_(start).add_(sums)
+        """As the sums arrive, apply each one's rule, and add to the parameters what it moved since they were sent."""
+        for which, piece in self._wave.arriving():
+            rules[which](piece)
+            start, sums = self._start[which][piece], self._wave.sums[which][piece]
+            self._parameters[which].data[piece].sub_(start).add_(sums)
 
     def wait(self) -> None:
         """Wait for what is on its way and leave it there."""

@@ -11,7 +11,7 @@ Time: waiting is `exposed.parameters`, copying and merging are `update`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cpdp.strategies.rounds import restore
@@ -39,12 +39,40 @@ class Wave:
         self._buffer_sums = [torch.zeros_like(b.data) for b in statistics.buffers]
         self._flight: Flight | None = None
 
-    def send(self) -> None:
-        """Start to sum. Nobody may touch `sums` until `land`."""
+    def send(self, fill: Callable[[int, slice], None] | None = None) -> None:
+        """Start to sum; `fill` fills each chunk before it leaves. Nobody may touch `sums` until they have arrived."""
         self._statistics.send(self._buffer_sums)
         loads = [(sums, "parameters") for sums in self.sums] + [(sums, "buffers") for sums in self._buffer_sums]
-        self._flight = self._collectives.launch(loads)
+
+        def fill_sums(which: int, piece: slice) -> None:
+            if fill is not None and which < len(self.sums):
+                fill(which, piece)
+
+        self._flight = self._collectives.launch(loads, fill_sums)
         self.sent = True
+
+    def arriving(self) -> Iterator[tuple[int, slice]]:
+        """(which, slice) of every chunk of `sums` as it arrives, then the buffers; nothing when nothing was sent. The
+        arithmetic on one chunk runs beneath those that are still on their way.
+        """
+        recorder = self._collectives.recorder
+        recorder.switch("update")
+        for buffer in self._parameters:
+            buffer.check()
+        if not self.sent:
+            return
+        self.sent = False
+        flight, self._flight = self._flight, None
+        pieces = flight.arriving() if flight else self._arrived()
+        for which, piece in pieces:
+            if which < len(self.sums):
+                yield which, piece
+        self._statistics.take(self._buffer_sums)
+
+    def _arrived(self) -> Iterator[tuple[int, slice]]:
+        """The same for what arrived long ago, before a restart."""
+        for which, sums in enumerate(self.sums):
+            yield from ((which, piece) for piece in self._collectives.chunks(sums))
 
     def land(self) -> bool:
         """Wait until `sums` hold the sums over the workers; False when nothing was sent. Opens the phase `update`."""

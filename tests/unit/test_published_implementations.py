@@ -68,6 +68,7 @@ def slowmo_both(rank, alpha, beta, period):
         )
         if not torch.cuda.is_available():
             torch.cuda.synchronize = lambda: None  # it waits for a GPU that gloo does not need
+        model._init_global_momentum_buffers(opt)  # else it takes the parameters after the first step for the start
         return ours, steps(rank, net, opt, lambda: model.perform_slowmo(opt), model)
 
 
