@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any, Protocol
 
 ETH_P_ALL, ETH_P_IP = 0x0003, 0x0800
-LINKTYPE_RAW = 101
+LINKTYPE_IPV4 = 228  # not RAW, 101: libpcap 1.10 refuses a file with two interfaces of that type
 PACKET_OUTGOING = 4
 BUFFER_BYTES = 32 << 20
 END_TIMEOUT_S = 5.0
@@ -129,7 +129,7 @@ def section(program: str) -> bytes:
 def interface_block(name: str, snaplen: int) -> bytes:
     """An interface, with times in nanoseconds."""
     options = _option(2, name.encode()) + _option(9, b"\x09") + _END_OF_OPTIONS  # if_name, if_tsresol
-    return _block(1, struct.pack("=HHI", LINKTYPE_RAW, 0, snaplen) + options)
+    return _block(1, struct.pack("=HHI", LINKTYPE_IPV4, 0, snaplen) + options)
 
 
 def packet_block(number: int, at_ns: int, data: bytes, length: int, outgoing: bool) -> bytes:

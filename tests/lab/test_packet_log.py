@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import struct
@@ -175,6 +176,25 @@ def test_a_capture_shows_each_packet_at_both_ends_with_the_delay_between_them(tm
     assert all(before <= at <= after for _, at, _, _, _ in seen)
     assert all(len(data) == 64 and data[0] == 0x45 for _, _, _, _, data in mine)
     assert {socket.inet_ntoa(data[12:16]) for *_, data in mine} == {"10.1.0.2"}
+
+
+def test_tcpdump_reads_a_capture_with_its_nanoseconds(tmp_path):
+    if shutil.which("tcpdump") is None:
+        pytest.skip("no tcpdump here (Debian: apt-get install tcpdump)")
+    path = tmp_path / "wan.pcapng"
+    with Lab.start(parse_profile(HEAD + "links: [{between: [a, b], rtt: 2ms}]\n", "t.yaml"), carrier="relay") as lab:
+        handle = lab.capture("a-b", path)
+        assert lab.exec("a-0", ["ping", "-c", "2", "-i", "0.05", "b-0"], timeout=20).returncode == 0
+        assert lab.end_capture(handle).packets == 8
+    # It drops its rights, and could then not read a file of ours.
+    rights = ["-Z", "root"] if os.geteuid() == 0 else []
+    argv = ["tcpdump", *rights, "-n", "-tt", "--nano", "-r", str(path)]
+    lines = subprocess.run(argv, capture_output=True, check=True, timeout=30).stdout.decode().splitlines()
+    assert len(lines) == 8
+    assert sum("10.1.0.2 > 10.2.0.2: ICMP echo request" in line for line in lines) == 4
+    times = [tuple(map(int, line.split()[0].split("."))) for line in lines]
+    expected = sorted(packet[1] for packet in packets_of(path))
+    assert sorted(seconds * 10**9 + rest for seconds, rest in times) == expected
 
 
 def test_a_capture_that_reaches_its_limit_counts_the_rest(tmp_path):
