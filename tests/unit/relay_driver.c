@@ -183,7 +183,37 @@ static void a_packet_lost_in_the_device_is_found_by_its_length(void)
     stamp(110, 70);
     stamp(120, 80);
     CHECK(nl_stamps_take(&stamps, 80, 500, &lost) == 120);
+    CHECK(lost == 0); /* they may have been overtaken */
+    stamp(3 * MS, 90);
+    CHECK(nl_stamps_take(&stamps, 90, 4 * MS, &lost) == 3 * MS);
     CHECK(lost == 2);
+}
+
+static void a_packet_that_was_overtaken_behind_its_stamp_is_not_lost(void)
+{
+    struct nl_stamps stamps = fresh_stamps();
+    uint64_t lost = 0;
+    stamp(100, 60); /* two processors: stamped first, queued second */
+    stamp(110, 70);
+    stamp(120, 80);
+    CHECK(nl_stamps_take(&stamps, 70, 500, &lost) == 110);
+    CHECK(nl_stamps_take(&stamps, 60, 501, &lost) == 110);
+    CHECK(nl_stamps_take(&stamps, 80, 502, &lost) == 120);
+    lost += nl_stamps_settle(&stamps, 100 * MS);
+    CHECK(lost == 0);
+}
+
+static void many_packets_lost_at_once_are_all_counted(void)
+{
+    struct nl_stamps stamps = fresh_stamps();
+    uint64_t lost = 0;
+    for (uint64_t i = 0; i < 1000; i++)
+        stamp(i, 60);
+    stamp(1000, 70);
+    CHECK(nl_stamps_take(&stamps, 70, 2000, &lost) == 1000);
+    CHECK(lost == 1000 - NL_PASSED);
+    lost += nl_stamps_settle(&stamps, 100 * MS);
+    CHECK(lost == 1000);
 }
 
 static void lost_packets_of_equal_length_are_found_when_the_device_stays_empty(void)
@@ -446,6 +476,8 @@ int main(void)
     a_provider_brings_memory_before_it_is_needed();
     a_packet_gets_its_own_stamp();
     stamps_never_run_backwards_or_ahead_of_the_read();
+    a_packet_that_was_overtaken_behind_its_stamp_is_not_lost();
+    many_packets_lost_at_once_are_all_counted();
     a_packet_lost_in_the_device_is_found_by_its_length();
     lost_packets_of_equal_length_are_found_when_the_device_stays_empty();
     a_packet_on_its_way_into_the_device_is_not_lost();

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <linux/bpf.h>
 #include <linux/if_tun.h>
+#include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -100,25 +101,72 @@ static uint64_t ring_count(const struct nl_stamps *stamps)
     return __atomic_load_n(&stamps->ring->count, __ATOMIC_ACQUIRE);
 }
 
+/* Times that are handed out never run backwards or ahead of the read. */
+static uint64_t hand_out(struct nl_stamps *stamps, uint64_t at_ns, uint64_t read_ns)
+{
+    if (at_ns > read_ns)
+        at_ns = read_ns;
+    if (at_ns > stamps->last_ns)
+        stamps->last_ns = at_ns;
+    return stamps->last_ns;
+}
+
+/* The packets of stamps that were passed over have had their time to come. Returns how many are given up. */
+static uint64_t give_up_passed(struct nl_stamps *stamps, uint64_t now_ns)
+{
+    if (stamps->passed_count == 0 || now_ns - stamps->passed_ns < SETTLE_NS)
+        return 0;
+    uint64_t lost = stamps->passed_count;
+    stamps->passed_count = 0;
+    return lost;
+}
+
+/* Another packet came before this stamp's. Returns 1 when an older one must be given up for it, else 0. */
+static uint64_t pass_over(struct nl_stamps *stamps, const struct nl_stamp *stamp, uint64_t now_ns)
+{
+    uint64_t lost = stamps->passed_count == NL_PASSED;
+    if (lost)
+        memmove(stamps->passed, stamps->passed + 1, --stamps->passed_count * sizeof *stamps->passed);
+    stamps->passed[stamps->passed_count++] = *stamp;
+    stamps->passed_ns = now_ns;
+    return lost;
+}
+
+/* Whether a stamp of this length was passed over; if so it is taken out, and its time is in *at_ns. */
+static int recall(struct nl_stamps *stamps, uint64_t length, uint64_t *at_ns)
+{
+    for (uint32_t i = 0; i < stamps->passed_count; i++) {
+        if (stamps->passed[i].length != length)
+            continue;
+        *at_ns = stamps->passed[i].at_ns;
+        uint32_t after = --stamps->passed_count - i;
+        memmove(stamps->passed + i, stamps->passed + i + 1, after * sizeof *stamps->passed);
+        return 1;
+    }
+    return 0;
+}
+
 uint64_t nl_stamps_take(struct nl_stamps *stamps, uint64_t length, uint64_t read_ns, uint64_t *lost)
 {
     if (!stamps->ring)
         return read_ns;
-    uint64_t count = ring_count(stamps);
+    uint64_t count = ring_count(stamps), at_ns;
     if (count - stamps->next > NL_STAMPS) { /* overrun: the old ones are overwritten */
         stamps->owed += count - stamps->next;
         stamps->next = count;
     }
+    *lost += give_up_passed(stamps, read_ns);
+    const struct nl_stamp *head = &stamps->ring->stamps[stamps->next % NL_STAMPS];
+    if ((stamps->next == count || head->length != length) && recall(stamps, length, &at_ns))
+        return hand_out(stamps, at_ns, read_ns);
     for (uint64_t at = stamps->next; at != count; at++) {
         const struct nl_stamp *stamp = &stamps->ring->stamps[at % NL_STAMPS];
         if (stamp->length != length)
-            continue; /* this one's packet was dropped behind the program */
-        *lost += at - stamps->next;
+            continue;
+        for (; stamps->next != at; stamps->next++)
+            *lost += pass_over(stamps, &stamps->ring->stamps[stamps->next % NL_STAMPS], read_ns);
         stamps->next = at + 1;
-        uint64_t at_ns = stamp->at_ns < read_ns ? stamp->at_ns : read_ns;
-        if (at_ns > stamps->last_ns)
-            stamps->last_ns = at_ns;
-        return stamps->last_ns;
+        return hand_out(stamps, stamp->at_ns, read_ns);
     }
     if (stamps->owed)
         stamps->owed--;
@@ -130,19 +178,20 @@ uint64_t nl_stamps_settle(struct nl_stamps *stamps, uint64_t now_ns)
 {
     if (!stamps->ring)
         return 0;
+    uint64_t passed = give_up_passed(stamps, now_ns);
     uint64_t lag = ring_count(stamps) - stamps->next + stamps->owed;
     if (lag == 0 || lag < stamps->lag_least || stamps->lag_least == 0) {
         stamps->lag_least = lag;
         stamps->lag_since_ns = now_ns;
         stamps->lag_seen = 0;
-        return 0;
+        return passed;
     }
     if (++stamps->lag_seen < SETTLE_LOOKS || now_ns - stamps->lag_since_ns < SETTLE_NS)
-        return 0;
+        return passed;
     uint64_t lost = stamps->lag_least;
     uint64_t overwritten = lost < stamps->owed ? lost : stamps->owed;
     stamps->owed -= overwritten;
     stamps->next += lost - overwritten;
     stamps->lag_least = 0;
-    return lost;
+    return passed + lost;
 }
