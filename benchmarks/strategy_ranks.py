@@ -35,6 +35,8 @@ def averager(rounds: int = 7) -> dict[str, list[float]]:
     """
     timeline = timelines.load(MODEL)
     torchs, ours = ReplayedModel(timeline), ReplayedModel(timeline)
+    for parameter in torchs.parameters():
+        parameter.grad = parameter.detach()  # torch's averager leaves out what has no gradient
     periodic = PeriodicModelAverager(period=2, warmup_steps=0)
     strategy = strategies.build("localsgd:k=1,epoch_end=false")
     collectives = Collectives()
@@ -68,6 +70,7 @@ def steps(strategy: str, count: int) -> dict[str, list[float]]:
     with recorder.paused():
         model.collectives.barrier()
     for _ in range(count):
+        recorder.switch("data")  # as cpdp.worker does: clearing gradients is the training loop's own
         optimizer.zero_grad()
         model(None).sum().backward()
         optimizer.step()

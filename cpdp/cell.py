@@ -53,7 +53,16 @@ class Cell:
 
     def identity(self) -> dict[str, Any]:
         """What decides the bits of the run: a checkpoint taken with other values belongs to another run."""
-        kept = ("seed", "steps", "epochs", "warmup_steps", "steps_per_epoch")
+        kept = (
+            "seed",
+            "steps",
+            "epochs",
+            "warmup_steps",
+            "steps_per_epoch",
+            "duration_s",
+            "evaluate_every",
+            "dilation",
+        )
         shown = {"strategy": self.strategy.label, "workload": dict(self.workload), "optimizer": dict(self.optimizer)}
         return {**shown, **{key: getattr(self, key) for key in kept}}
 

@@ -54,8 +54,9 @@ class History:
             self._began_ns = event.start_ns if self._began_ns is None else self._began_ns
             self.train_ns += event.end_ns - event.start_ns
             self.wall_ns = self._earlier_ns + event.end_ns - self._began_ns
-        elif isinstance(event, EvalEvent) and self._began_ns is not None:
-            self.wall_ns = self._earlier_ns + event.t_ns - self._began_ns
+        elif isinstance(event, EvalEvent):
+            if self._began_ns is not None:
+                self.wall_ns = self._earlier_ns + event.t_ns - self._began_ns
             values = {key: value for key, value in asdict(event).items() if key not in ("t_ns", "duration_ns", "notes")}
             self.evals.append({**values, "train_s": self.train_ns / 1e9, "wall_s": self.wall_ns / 1e9})
 

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from cpdp.cell import Cell
+from cpdp.checkpoint import History
 from cpdp.events import EvalEvent, finite
 from cpdp.flat import float_buffers, trained_parameters
 from cpdp.parallel import DataParallel
@@ -51,11 +52,11 @@ class Evaluations:
         self.over = False
         """Whether the training has had its `duration`."""
 
-    def start(self) -> None:
-        """The first step is about to begin."""
-        self._began = time.monotonic() - self._recorder.paused_s()
-        self._last = self._model.upcoming.n - 1
-        if self._cell.evaluate_every is not None and self._last == 0:
+    def start(self, before: History) -> None:
+        """The first step is about to begin, or the next one of a training that had come so far."""
+        self._began = time.monotonic() - self._recorder.paused_s() - before.train_ns / 1e9
+        self._last = max((row["n"] for row in before.evals), default=0)
+        if self._cell.evaluate_every is not None and not before.evals:
             self._evaluate()  # where the curves begin
 
     def after_step(self) -> None:

@@ -279,10 +279,9 @@ def _proof(folder: CellDir, sites: Sequence[str]) -> tuple[dict[str, Any], list[
     """What had to cross the WAN, what did, and the faults when that was less."""
     cell = read_cell(folder, {"id": folder.path.name})
     expected = wire.expected_crossing(cell.logs)
-    steps = [step for log in cell.logs for step in log.steps]
+    window = wire.window(cell.logs)
     moved: Mapping[str, float] | None = None
-    if steps and cell.traffic and len(cell.traffic[0]) > 1:
-        window = min(step.start_ns for step in steps), max(step.end_ns for step in steps)
+    if window and cell.traffic and len(cell.traffic[0]) > 1:
         moved = wire.bytes_around(cell.traffic, *window)
     proof = {"least_bytes": expected, "moved_bytes": None if moved is None else dict(moved)}
     return proof, [] if moved is None else wire.crossing(expected, moved, sites)

@@ -42,6 +42,17 @@ def expected_crossing(logs: Sequence[EventLog]) -> int:
     return min(per_rank, default=0)
 
 
+def window(logs: Sequence[EventLog]) -> tuple[int, int] | None:
+    """From the first step of any rank to the end of the last; None when no step was taken.
+
+    A rank ends after its last step: by then what an overlapped strategy had left on its way has arrived, and its bytes
+    were counted in the step that sent it.
+    """
+    starts = [log.steps[0].start_ns for log in logs if log.steps]
+    ends = [max(log.steps[-1].end_ns, log.end.t_ns if log.end else 0) for log in logs if log.steps]
+    return (min(starts), max(ends)) if starts else None
+
+
 def delta(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
     """Bytes per direction between two readings of the counters."""
     return {name: after[name] - before.get(name, 0) for name in after}

@@ -198,7 +198,7 @@ class _Training:
         gc.freeze()  # what exists now is not searched again: a full collection would stop a timed step for tens of ms
         with self.recorder.paused():
             self.model.collectives.barrier()
-        self.evaluations.start()
+        self.evaluations.start(self.history)
         for batch in self._batches():
             self._step(batch)
         self.recorder.close()

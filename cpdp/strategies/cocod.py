@@ -29,8 +29,8 @@ class CoCoD(OverlappedStrategy):
         super()._begin(to)
         self._start = self._keep("start", start=True)
 
-    def _turn(self, which: int, *, landed: bool) -> None:
-        x, start, sums = self._parameters[which].data, self._start[which], self._wave.sums[which]
+    def _turn(self, which: int, piece: slice, *, landed: bool) -> None:
+        x, start, sums = (t[piece] for t in (self._parameters[which].data, self._start[which], self._wave.sums[which]))
         if landed:
             x.sub_(start).add_(sums.div_(self._collectives.world))
         start.copy_(x)

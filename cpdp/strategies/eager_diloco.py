@@ -40,9 +40,9 @@ class EagerDiLoCo(OverlappedStrategy):
         self._before = self._keep("before", start=False)
         self._velocity = self._keep("velocity", start=False)
 
-    def _turn(self, which: int, *, landed: bool) -> None:
-        x, start, before = self._parameters[which].data, self._start[which], self._before[which]
-        velocity, sums = self._velocity[which], self._wave.sums[which]
+    def _turn(self, which: int, piece: slice, *, landed: bool) -> None:
+        x, start, before = (t[piece] for t in (self._parameters[which].data, self._start[which], self._before[which]))
+        velocity, sums = self._velocity[which][piece], self._wave.sums[which][piece]
         rate, momentum, share = self.values["outer_lr"], self.values["outer_momentum"], 1.0 / self._collectives.world
         x.neg_().add_(start)  # the update of this round
         if landed:

@@ -46,15 +46,15 @@ class OverlapLocalSgd(OverlappedStrategy):
         self._rate = LearningRate(to.optimizer, self.name)
         self._rate_before: list[float] | None = None
 
-    def _turn(self, which: int, *, landed: bool) -> None:
-        x, anchor = self._parameters[which].data, self._wave.sums[which]
+    def _turn(self, which: int, piece: slice, *, landed: bool) -> None:
+        x, anchor = self._parameters[which].data[piece], self._wave.sums[which][piece]
         if landed:
             anchor.div_(self._collectives.world)
         x.lerp_(anchor, self.values["alpha"])
         if not self.values["beta"]:
             anchor.copy_(x)
             return
-        velocity = self._velocity[which]
+        velocity = self._velocity[which][piece]
         velocity.mul_(self.values["beta"] * self._rate.ratio_since(self._rate_before)).add_(anchor).sub_(x)
         anchor.sub_(velocity)
 

@@ -16,8 +16,10 @@ class OverlappedStrategy(RoundStrategy):
     """Local steps go on while the last boundary's sums travel; replicas are never equal."""
 
     @abstractmethod
-    def _turn(self, which: int, *, landed: bool) -> None:
-        """Merge `self._wave.sums[which]` (when it has landed) into the parameters and fill it for the next wave."""
+    def _turn(self, which: int, piece: slice, *, landed: bool) -> None:
+        """Merge a piece of `self._wave.sums[which]` (when it has landed) into the parameters and fill it for the next
+        wave.
+        """
 
     def _schedule_for(self, to: Attachment) -> Schedule:
         return Every(self.values["period"], epoch_end=self.values["epoch_end"])
@@ -33,10 +35,10 @@ class OverlappedStrategy(RoundStrategy):
         return False
 
     def synchronise(self, at: Position) -> None:
-        """Take up the last wave and send the next."""
-        landed = self._wave.land()
-        for which in range(len(self._parameters)):
-            self._turn(which, landed=landed)
+        """Take up the last wave, chunk by chunk as it arrives, and send the next."""
+        landed = self._wave.sent
+        for which, piece in self._wave.arriving() if landed else self._wave.pieces():
+            self._turn(which, piece, landed=landed)
         self._wave.send()
         self._collectives.recorder.switch(None)
 

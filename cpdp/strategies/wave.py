@@ -1,10 +1,10 @@
 """Sums that travel beneath the next local steps: what overlapped strategies send at one boundary and take up later.
 
 Flow: the strategy fills `sums` (one tensor for each flat parameter buffer), `send` starts the all-reduce and
-returns, local steps go on, `land` waits for what has not arrived. When it lands is decided by counting steps, never
-by asking whether it has arrived: that would differ from worker to worker, and from run to run. Floating-point
-buffers (BatchNorm's) travel along and are replaced by their mean (or rank 0's) on landing; what the local steps in
-between measured is dropped from them.
+returns, local steps go on, `arriving` waits for what has not arrived. When it is taken up is decided by counting
+steps, never by asking whether it has arrived: that would differ from worker to worker, and from run to run.
+Floating-point buffers (BatchNorm's) travel along and are replaced by their mean (or rank 0's) on arrival; what the
+local steps in between measured is dropped from them.
 
 Time: waiting is `exposed.parameters`, copying and merging are `update`.
 """
@@ -55,38 +55,26 @@ class Wave:
         """(which, slice) of every chunk of `sums` as it arrives, then the buffers; nothing when nothing was sent. The
         arithmetic on one chunk runs beneath those that are still on their way.
         """
-        recorder = self._collectives.recorder
-        recorder.switch("update")
-        for buffer in self._parameters:
-            buffer.check()
         if not self.sent:
             return
+        self._check()
         self.sent = False
         flight, self._flight = self._flight, None
-        pieces = flight.arriving() if flight else self._arrived()
-        for which, piece in pieces:
+        for which, piece in flight.arriving() if flight else self.pieces():
             if which < len(self.sums):
                 yield which, piece
         self._statistics.take(self._buffer_sums)
 
-    def _arrived(self) -> Iterator[tuple[int, slice]]:
-        """The same for what arrived long ago, before a restart."""
+    def pieces(self) -> Iterator[tuple[int, slice]]:
+        """The same chunks when nothing travels: before the first wave, and for one that arrived before a restart."""
+        self._check()
         for which, sums in enumerate(self.sums):
             yield from ((which, piece) for piece in self._collectives.chunks(sums))
 
-    def land(self) -> bool:
-        """Wait until `sums` hold the sums over the workers; False when nothing was sent. Opens the phase `update`."""
-        recorder = self._collectives.recorder
-        sent, self.sent = self.sent, False
-        if sent:
-            recorder.switch("exposed.parameters")
-            self.wait()
-        recorder.switch("update")
+    def _check(self) -> None:
+        self._collectives.recorder.switch("update")
         for buffer in self._parameters:
             buffer.check()
-        if sent:
-            self._statistics.take(self._buffer_sums)
-        return sent
 
     def wait(self) -> None:
         """Wait for what is on its way and leave it there."""

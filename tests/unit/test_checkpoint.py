@@ -13,8 +13,12 @@ import torch
 from cpdp import strategies, worker
 from cpdp.cell import parse_cell
 from cpdp.checkpoint import FOLDER, Checkpoints, History
-from cpdp.errors import CellError
-from cpdp.events import EvalEvent, StepEvent, read_events
+from cpdp.errors import CellError, ExperimentError
+from cpdp.events import EvalEvent, EventWriter, StartEvent, StepEvent, read_events
+from cpdp.experiment import parse
+from cpdp.matrix import cells
+from cpdp.rundir import CellData, RunDir
+from cpdp.tables import eval_rows
 from cpdp.workloads.base import Place
 from tests.unit.ranks import run_ranks, start_workers
 from tests.unit.test_contract import SPECS
@@ -50,9 +54,9 @@ class Writer:
             self.evals.append((event.n, event.accuracy, event.loss))
 
 
-def once(rank, folder, strategy, world, until=None, checkpoint=3):
+def once(rank, folder, strategy, world, until=None, checkpoint=3, **changes):
     spec = strategies.parse(strategy).to_json()
-    cell = parse_cell({**DIGITS, "strategy": spec, "checkpoint": checkpoint}, "cell")
+    cell = parse_cell({**DIGITS, "strategy": spec, "checkpoint": checkpoint, **changes}, "cell")
     writer = Writer(until)
     saved = worker.Saved.of(cell, rank, world, Path(folder))
     try:
@@ -67,7 +71,7 @@ def whole_and_resumed(rank, folder, strategy, world, until):
     torch.manual_seed(rank)
     _, losses, evals = once(rank, folder, strategy, world, checkpoint=None)
     once(rank, folder, strategy, world, until)
-    left = sorted(path.name for path in (Path(folder) / FOLDER).iterdir())
+    left = {int(path.stem.rpartition("-")[2]) for path in (Path(folder) / FOLDER).iterdir()}
     torch.manual_seed(1000 + rank)  # what a new process would bring along
     return (losses, evals), left, once(rank, folder, strategy, world)
 
@@ -79,7 +83,7 @@ def test_a_run_that_was_interrupted_goes_on_with_the_same_bits(tmp_path, strateg
     for (losses, evals), left, (step, again, more) in run_ranks(
         2, whole_and_resumed, str(tmp_path), strategy, 2, until
     ):
-        assert left[-1].endswith(f".step-{saved}.pt")
+        assert max(left) == saved
         assert step == saved
         assert again == {n: loss for n, loss in losses.items() if n > saved}
         assert more == [row for row in evals if row[0] > saved]
@@ -91,6 +95,21 @@ def test_three_ranks_go_on_with_the_same_bits(tmp_path, strategy):
     for (losses, _), _, (step, again, _) in run_ranks(3, whole_and_resumed, str(tmp_path), strategy, 3, 7):
         assert step == 6
         assert again == {n: loss for n, loss in losses.items() if n > 6}
+
+
+def evaluated(rank, folder):
+    """Evaluated at the first boundary from every fourth step on: 6, 12; saved at 3, 6, 9, 12; cut off in step 11."""
+    options = {"evaluate_every": 4}
+    _, _, whole = once(rank, folder, "localsgd:k=3,epoch_end=false", 2, checkpoint=None, **options)
+    once(rank, folder, "localsgd:k=3,epoch_end=false", 2, until=11, **options)
+    return whole, once(rank, folder, "localsgd:k=3,epoch_end=false", 2, **options)
+
+
+def test_evaluations_between_epochs_come_where_they_would_have_come(tmp_path):
+    for whole, (step, _, again) in run_ranks(2, evaluated, str(tmp_path)):
+        assert step == 9
+        assert again == [row for row in whole if row[0] > 9]
+        assert whole[0][0] == 0
 
 
 def test_a_finished_run_leaves_no_checkpoint(tmp_path):
@@ -145,8 +164,7 @@ def test_a_rank_killed_amid_a_collective_ends_the_run_with_rank_step_operation_a
     )
     saved = last // 10 * 10
     assert said.rstrip().endswith(f"saved by all ranks: step {saved} (checkpoints), where a resumed run goes on")
-    names = sorted(path.name for path in (tmp_path / FOLDER).iterdir())
-    assert names[-1].endswith(f".step-{saved}.pt")
+    assert max(int(path.stem.rpartition("-")[2]) for path in (tmp_path / FOLDER).iterdir()) == saved
 
 
 def store(folder, rank=0, world=2, **identity):
@@ -193,3 +211,47 @@ def test_the_accounts_go_on_without_the_time_between(tmp_path):
     again.note(EvalEvent(2, 1, 1040, 0.6, 0.9))
     assert (again.train_ns, again.wall_ns) == (50, 80)
     assert [(row["n"], row["train_s"], row["wall_s"]) for row in again.evals] == [(1, 20e-9, 40e-9), (2, 50e-9, 80e-9)]
+
+
+def test_a_new_attempt_of_a_cell_takes_its_checkpoints_along(tmp_path):
+    run = RunDir(tmp_path)
+    first = run.start_cell("01-cpdp")
+    first.checkpoints.mkdir()
+    (first.checkpoints / "rank-0.step-3.pt").write_bytes(b"saved")
+    second = run.start_cell("01-cpdp")
+    assert [path.name for path in second.checkpoints.iterdir()] == ["rank-0.step-3.pt"]
+    assert not (tmp_path / "attempts" / "01-cpdp-1" / FOLDER).exists()
+
+
+EXPERIMENT = """
+name: saved
+network: lan
+strategies: [ddp]
+phases:
+  - {kind: training, workload: digits, epochs: 2, checkpoint: CHECKPOINT}
+"""
+
+
+def test_a_phase_says_how_often_it_is_saved():
+    for text, expected in (("25", 25), ("2.5e1", 25)):
+        experiment = parse(EXPERIMENT.replace("CHECKPOINT", text), "saved.yaml")
+        assert [cell.spec()["checkpoint"] for cell in cells(experiment)] == [expected]
+    with pytest.raises(ExperimentError, match=r"saved.yaml:6: .*checkpoint"):
+        parse(EXPERIMENT.replace("CHECKPOINT", "0"), "saved.yaml")
+    without = parse(EXPERIMENT.replace(", checkpoint: CHECKPOINT", ""), "saved.yaml")
+    assert [cell.spec()["checkpoint"] for cell in cells(without)] == [None]
+
+
+def test_the_evaluations_of_a_continued_cell_are_all_of_them_on_one_clock(tmp_path):
+    row = {"n": 7, "epoch": 0, "accuracy": 0.5, "loss": 1.0, "train_s": 2.0, "wall_s": 3.0}
+    before = {"train_ns": 2_500_000_000, "wall_ns": 4_000_000_000, "evals": [row]}
+    path = tmp_path / "rank-0.events.jsonl"
+    second = 1_000_000_000
+    with EventWriter(path) as writer:
+        writer.write(StartEvent(0, 1, "ddp", 90 * second, "a", details={"continued_after": 9, "before": before}))
+        writer.write(StepEvent(10, 1, False, True, 100 * second, 101 * second, (), ()))
+        writer.write(EvalEvent(10, 1, 103 * second, 0.75, 0.5))
+    listed = {"id": "x", "phase": "p", "label": "ddp", "strategy": {"name": "ddp"}, "repeat": 1}
+    rows = eval_rows(CellData(listed, None, (read_events(path),), ()))
+    found = [(r["n"], r["accuracy"], r["train_s"], r["wall_s"]) for r in rows]
+    assert found == [(7, 0.5, 2.0, 3.0), (10, 0.75, 3.5, 7.0)]

@@ -22,6 +22,7 @@ SPECS = [
     "ddp:hook=fp16",
     "ddp:hook=powersgd,rank=1,start=2",
     "localsgd:k=3",
+    "pasgd:k=3",
     "cpdp:k=3,beta=0.3",
     "postlocal:k=3,warmup=2",
     "slowmo:k=3,beta=0.5",
@@ -42,6 +43,7 @@ SPECS = [
     "streaming:k=3,p=1,delay=0,alpha=0",
     "streaming:k=4,p=2,delay=3,exchange=int4,pattern=sequential",
     "adacomm:tau0=3,interval_steps=3,beta=0.3,buffers=average",
+    "adacomm:tau0=4,interval_steps=5,search=2,search_steps=4",
 ]
 
 
@@ -208,6 +210,7 @@ def test_averaging_the_state_of_a_replayed_optimizer_is_refused():
 MODELS = {  # copies of the parameters that a strategy keeps beside the model, gradients and optimizer state
     "ddp": 0,
     "localsgd:k=3": 0,
+    "pasgd:k=3": 0,
     "cpdp:k=3": 2,
     "cpdp-fused:k=3": 2,
     "cpdp-overlapped:k=3": 4,

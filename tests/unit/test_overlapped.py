@@ -1,6 +1,7 @@
 """What travels beneath local steps: CoCoD-SGD, Overlap-Local-SGD and late CPDP against their rules; fused CPDP."""
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,8 +10,10 @@ from torch import nn
 
 import cpdp
 from cpdp.errors import StrategyError
+from cpdp.events import EndEvent, EventWriter, Operation, StepEvent, read_events
 from cpdp.exposure import break_down
 from cpdp.recorder import StepRecorder
+from cpdp.wire import window
 from tests.unit.problem import SIZE, Workers, assert_same, data, log_cosh, optimizer_for, start, take_step, train
 from tests.unit.ranks import run_ranks
 
@@ -221,6 +224,21 @@ def test_what_travels_is_hidden_in_the_steps_beneath_it_and_its_bytes_count_once
 def test_the_wait_for_what_has_not_arrived_is_exposed():
     _, waits = run_ranks(2, late_peer)[0][3]
     assert 0 < waits.exposed_by_cause["parameters"] < 0.2e9
+
+
+def test_the_bytes_of_a_run_are_counted_until_what_it_left_on_its_way_has_arrived(tmp_path):
+    def log(rank, *events):
+        path = tmp_path / f"rank-{rank}.events.jsonl"
+        with EventWriter(path) as writer:
+            for event in events:
+                writer.write(event)
+        return read_events(path)
+
+    step = StepEvent(1, 0, False, True, 100, 200, (), (Operation("all_reduce", "parameters", 8, 190, None),))
+    ended, killed = log(0, step, EndEvent(900, ok=True)), log(1, replace(step, start_ns=90))
+    assert window([ended, killed]) == (90, 900)
+    assert window([killed]) == (90, 200)
+    assert window([log(2, EndEvent(900, ok=True))]) is None
 
 
 class Normed(nn.Module):
