@@ -119,8 +119,11 @@ def train(address: str, port: int, count: int, interval_s: float, ip_bytes: int)
     return {"sent": count}
 
 
-def hear(port: int, seconds: float) -> dict[str, object]:
-    """What arrives of a train: (number, one-way delay in ns) in the order of arrival."""
+def hear(port: int, patience_s: float, quiet_s: float) -> dict[str, object]:
+    """What arrives of a train, until it stays quiet: (number, one-way delay in ns) in the order of arrival.
+
+    Waits ``patience_s`` for the first, so that it does not matter how long the sender takes to start.
+    """
     arrived = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
@@ -128,13 +131,13 @@ def hear(port: int, seconds: float) -> dict[str, object]:
         sock.bind(("0.0.0.0", port))
         # The kernel stamps arrivals with the wall clock, which here is at a fixed offset from the monotonic one.
         offset = time.time_ns() - time.monotonic_ns()
-        deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0:
-            sock.settimeout(left)
+        sock.settimeout(patience_s)
+        while True:
             try:
                 data, extra, _, _ = sock.recvmsg(2048, 64)
             except TimeoutError:
                 break
+            sock.settimeout(quiet_s)
             number, sent = _TRAIN.unpack_from(data)
             seconds_ns, rest = struct.unpack("qq", extra[0][2])
             arrived.append((number, seconds_ns * 1_000_000_000 + rest - offset - sent))
@@ -200,7 +203,7 @@ def main(arguments: list[str]) -> int:
     elif kind == "train":
         result = train(rest[0], int(rest[1]), int(rest[2]), float(rest[3]), int(rest[4]))
     elif kind == "hear":
-        result = hear(int(rest[0]), float(rest[1]))
+        result = hear(int(rest[0]), float(rest[1]), float(rest[2]))
     else:
         result = sink(int(rest[0]), float(rest[1]), float(rest[2]))
     json.dump(result, sys.stdout)
