@@ -93,12 +93,63 @@ def _parser() -> argparse.ArgumentParser:
     _run_argument(report, "*")
     report.add_argument("--out", type=Path, metavar="FILE", help="write it there instead of the first run's folder")
     report.set_defaults(action=_report)
+    _add_record_compute(verbs)
     listing = verbs.add_parser(
         "strategies", help="list the synchronisation strategies", description="List the synchronisation strategies."
     )
     listing.add_argument("--json", action="store_true", help="print JSON")
     listing.set_defaults(action=_strategies)
     return parser
+
+
+def _add_record_compute(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    record = verbs.add_parser(
+        "record-compute",
+        help="time a model layer by layer, for replayed computation",
+        description="Time a model's steps on this machine (a GPU if there is one) and write a timeline that a replayed"
+        " workload reads.",
+    )
+    record.add_argument(
+        "model", metavar="MODEL", help="cnn, resnet18, resnet20, resnet50, vgg16, vit-s; or MODULE:FUNCTION"
+    )
+    record.add_argument("--out", type=Path, required=True, metavar="FILE.json", help="the timeline to write")
+    record.add_argument("--name", metavar="NAME", help="its name (default: the file's)")
+    for flag, default, what in (
+        ("batch", 32, "images in a step"),
+        ("image", 32, "side of an image in pixels"),
+        ("classes", 100, "classes"),
+        ("steps", 10, "steps measured"),
+        ("warmup", 3, "steps before them"),
+    ):
+        record.add_argument(f"--{flag}", type=_at_least_one, default=default, metavar="N", help=f"{what} ({default})")
+    record.add_argument("--device", metavar="DEVICE", help="cpu or cuda (default: cuda where there is one)")
+    record.add_argument(
+        "--payload-scale",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="multiply the parameters, to stand for a larger model",
+    )
+    record.set_defaults(action=_record_compute)
+
+
+def _at_least_one(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not allowed: a whole number from 1")
+    return value
+
+
+def _record_compute(options: argparse.Namespace) -> int:
+    from cpdp.workloads import record, timelines
+
+    preset = record.run(options)
+    made = timelines.parse(preset, str(options.out))
+    print(
+        f"{options.out}: {len(made.layers)} layers, {made.parameters / 1e6:.2f} M parameters,"
+        f" {made.step_ns / 1e6:.1f} ms a step ({preset['device']})"
+    )
+    return DONE
 
 
 def _run_argument(parser: argparse.ArgumentParser, count: str) -> None:

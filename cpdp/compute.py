@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -55,6 +55,16 @@ class Timeline:
     def step_ns(self) -> int:
         """Computation of one step: all passes of all layers; the optimizer's time is inside them."""
         return sum(layer.forward_ns + layer.backward_ns for layer in self.layers)
+
+    def dilated(self, factor: float) -> Timeline:
+        """The same computation on a clock that runs `factor` times slower."""
+        if factor == 1:
+            return self
+        scaled = tuple(
+            replace(one, forward_ns=round(one.forward_ns * factor), backward_ns=round(one.backward_ns * factor))
+            for one in self.layers
+        )
+        return replace(self, layers=scaled)
 
     @property
     def parameters(self) -> int:

@@ -131,6 +131,12 @@ def _experiment(top: Fields, path: str) -> Experiment:
     common = read_strategies(top)
     phases = tuple(phase for node in _phases(top) if (phase := read_phase(node, top.problems, common, seed)))
     _check_phase_names(top, phases)
+    dilation = top.number("dilation", 1, MOST_DILATION) or 1.0
+    for phase in phases:
+        if dilation != 1 and phase.kind == "training" and phase.compute is None:
+            top.fault(
+                "dilation", f"phase {phase.name}: real computation cannot be stretched; give it a compute: {{step:}}"
+            )
     return Experiment(
         name=top.string("name", pattern=NAME, allowed=NAME_RULE) or slug(Path(path).stem) or "experiment",
         source=top.string("source") or "",
@@ -142,7 +148,7 @@ def _experiment(top: Fields, path: str) -> Experiment:
         on_failure=_choice(top, "on_failure", ON_FAILURE),
         on_invalid=_choice(top, "on_invalid", ON_INVALID),
         on_bad_network=_choice(top, "on_bad_network", ("stop", "continue")),
-        dilation=top.number("dilation", 1, MOST_DILATION) or 1.0,
+        dilation=dilation,
     )
 
 

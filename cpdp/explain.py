@@ -39,7 +39,7 @@ def differences(summary: Summary, network: Mapping[str, Any] | None = None) -> l
 
 def cautions(experiment: Mapping[str, Any]) -> list[str]:
     """What a reader must know before comparing figures: measured steps that are no whole number of periods."""
-    found = []
+    found = list(_dilation(float(experiment.get("dilation", 1.0))))
     for phase in experiment["phases"]:
         steps = phase.get("steps")
         for spec in phase["strategies"] if steps else ():
@@ -55,6 +55,17 @@ def cautions(experiment: Mapping[str, Any]) -> list[str]:
                     " per step depend on where the measurement starts"
                 )
     return found
+
+
+def _dilation(factor: float) -> Iterator[str]:
+    if factor != 1:
+        yield (
+            f"The run's clock was {factor:g} times slower: delays and computation took that many times longer, rates"
+            f" were that much lower. Every time here is divided by {factor:g}, but for the network's table, lateness"
+            " and the wall time of a cell, which are as measured. TCP's timers do not scale: its timeouts of at least"
+            f" 200 ms, delayed acknowledgements and the idle time before slow start count {factor:g} times less than in"
+            " the network described."
+        )
 
 
 def _by_key(lines: list[Line]) -> dict[tuple[str, int], Line]:

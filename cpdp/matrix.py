@@ -11,12 +11,13 @@ import hashlib
 import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from cpdp import strategies
+from cpdp import padding, strategies
 from cpdp.errors import ExperimentError
 from cpdp.experiment import Experiment, slug
+from cpdp.padding import Padding
 from cpdp.phase import Phase
 from netlab import Profile
 
@@ -36,6 +37,7 @@ class Cell:
     label: str
     strategy: Mapping[str, Any]
     repeat: int
+    dilation: float = 1.0
 
     @property
     def seed(self) -> int:
@@ -46,6 +48,12 @@ class Cell:
     def total_steps(self) -> int | None:
         """Steps with warm-up; None where the workload's data set decides."""
         return None if self.phase.steps is None else self.phase.steps + self.phase.warmup_steps
+
+    @property
+    def compute(self) -> Padding | None:
+        """The times of padded computation on the clock on which the cell runs."""
+        asked = self.phase.compute
+        return None if asked is None else padding.from_json(asked).dilated(self.dilation)
 
     def spec(self) -> dict[str, Any]:
         """What the worker is told (cell.json)."""
@@ -61,12 +69,13 @@ class Cell:
             "steps_per_epoch": self.phase.steps_per_epoch,
             "epochs": self.phase.epochs,
             "gloo_contexts": self.phase.gloo_contexts,
-            "timeout_s": self.phase.timeout_s,
+            "timeout_s": self.phase.timeout_s * self.dilation,
             "checkpoint": self.phase.checkpoint,
-            "duration_s": self.phase.duration_s,
+            "duration_s": self.phase.duration_s and self.phase.duration_s * self.dilation,
             "evaluate_every": self.phase.evaluate_every,
             "local_models": self.phase.local_models,
-            "compute": None if self.phase.compute is None else dict(self.phase.compute),
+            "compute": self.compute and self.compute.to_json(),
+            "dilation": self.dilation,
         }
 
     def listed(self) -> dict[str, Any]:
@@ -78,13 +87,15 @@ class Cell:
             "strategy": dict(self.strategy),
             "repeat": self.repeat,
             "seed": self.seed,
+            **({} if self.dilation == 1 else {"dilation": self.dilation}),
         }
 
 
 def cells(experiment: Experiment) -> tuple[Cell, ...]:
     """All cells in the order in which they run."""
     draw = random.Random(experiment.order_seed)
-    drawn = [cell for phase in experiment.phases for cell in _phase_cells(phase, draw)]
+    found = [cell for phase in experiment.phases for cell in _phase_cells(phase, draw)]
+    drawn = [replace(cell, dilation=experiment.dilation) for cell in found]
     width = max(2, len(str(len(drawn))))
     return tuple(_named(cell, number, width) for number, cell in enumerate(drawn, start=1))
 
@@ -100,7 +111,7 @@ def _phase_cells(phase: Phase, draw: random.Random) -> Iterator[Cell]:
 
 def _named(cell: Cell, number: int, width: int) -> Cell:
     name = slug(cell.label.lower())
-    return Cell(f"{number:0{width}d}-{name}-r{cell.repeat}", cell.phase, cell.label, cell.strategy, cell.repeat)
+    return replace(cell, id=f"{number:0{width}d}-{name}-r{cell.repeat}")
 
 
 def label_all(specs: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -21,7 +21,7 @@ from cpdp.events import EventLog, StepEvent
 from cpdp.rundir import CellData
 from cpdp.runtime_model import drawn_slowest_ns, slowest_ns
 from cpdp.summary import Spread, spread
-from cpdp.tables import state_of
+from cpdp.tables import dilation, state_of
 
 MODELLED = ("pasgd", "localsgd", "adacomm", "scheduled")
 """Strategies that do what the delay model describes: local steps, then one averaging that everybody waits for."""
@@ -174,12 +174,13 @@ def _measure(cell: CellData, asked: padding.Padding) -> _Measured:
     steps = [step for log in cell.logs for step in log.steps if step.n in inside]
     syncs = list(_syncs_ns(cell.logs, {one[-1].n for one in rounds}))
     expected = sum(len(one) * slowest_ns(asked, len(one), workers, seed) for one in rounds)
+    ms = 1e6 * dilation(cell)
     drawn = sum(len(one) * drawn_slowest_ns(asked, seed, workers, one[0].n - 1, len(one)) for one in rounds)
     return _Measured(
         tau=count / max(1, len(rounds)),
-        computation_ms=sum(_computation_ns(step) for step in steps) / max(1, len(steps)) / 1e6,
-        step_ms=sum(step.end_ns - step.start_ns for step in steps) / max(1, len(steps)) / 1e6,
-        sync_ms=sum(syncs) / max(1, len(syncs)) / 1e6,
+        computation_ms=sum(_computation_ns(step) for step in steps) / max(1, len(steps)) / ms,
+        step_ms=sum(step.end_ns - step.start_ns for step in steps) / max(1, len(steps)) / ms,
+        sync_ms=sum(syncs) / max(1, len(syncs)) / ms,
         expected_ms=expected / count / 1e6,
         drawn_ms=drawn / count / 1e6,
     )

@@ -70,6 +70,8 @@ class Recorder:
     """The recorder that records nothing; also the interface of the one that does."""
 
     recording = False
+    dilation = 1.0
+    """How many times slower than the described one the clock of this run is."""
 
     def switch(self, phase: str | None) -> None:
         """The main thread enters a phase (None: one that nobody accounts for)."""

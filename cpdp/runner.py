@@ -24,7 +24,7 @@ from cpdp.matrix import Cell
 from cpdp.rundir import CellDir, RunData, RunDir, read_cell, read_run
 from cpdp.sampler import Progress, Sampler
 from cpdp.tables import state_of
-from netlab import JobResult, Lab, Profile, Verification
+from netlab import JobResult, Lab, Profile, Verification, dilate
 
 ATTEMPTS = 3
 """How often at most a cell is measured until the emulation keeps up. It is the emulation's health alone that decides,
@@ -84,7 +84,9 @@ def run(job: Job, view: View, start: Callable[..., Lab] = Lab.start) -> RunData:
         view.message("every cell of this run is already measured")
         return read_run(job.folder)
     asked = job.experiment
-    with start(job.profile, carrier=asked.carrier, hosts=asked.hosts, writable=[job.folder.path]) as lab:
+    with start(
+        dilate(job.profile, asked.dilation), carrier=asked.carrier, hosts=asked.hosts, writable=[job.folder.path]
+    ) as lab:
         verification = _verify(lab, job)
         view.network(verification, lab.choices)
         _check(verification, job)
@@ -204,7 +206,7 @@ class _Execution:
                 [self.lab.python, "-m", "cpdp.worker", str(self.folder.spec), "--out", str(self.folder.path)],
                 env={"PYTHONPATH": _import_path(), "PYTHONUNBUFFERED": "1"},
                 output=lambda worker, data: self._keep(log.write, worker, data),
-                timeout=self.cell.phase.limit_s,
+                timeout=self.cell.phase.limit_s * self.cell.dilation,
             )
         health = self.lab.health(since=mark)
         done = {
@@ -289,10 +291,7 @@ def _proof(folder: CellDir, sites: Sequence[str]) -> tuple[dict[str, Any], list[
 
 def _overrun(folder: CellDir, cell: Cell) -> list[str]:
     """Whether padded computation took the times that were drawn for it."""
-    compute = cell.phase.compute
-    if compute is None:
-        return []
-    return padding.faults(padding.from_json(compute), read_cell(folder, {"id": folder.path.name}).logs)
+    return padding.faults(cell.compute, read_cell(folder, {"id": folder.path.name}).logs) if cell.compute else []
 
 
 def _continued_after(folder: CellDir) -> int | None:

@@ -19,7 +19,7 @@ import pandas as pd
 from cpdp import padding, wire
 from cpdp.errors import EventError, RunFolderError
 from cpdp.events import EVALUATED, EventLog, StepEvent
-from cpdp.exposure import break_down
+from cpdp.exposure import StepBreakdown, break_down
 from cpdp.rundir import CellData, RunData
 
 CAUSES = ("gradients", "parameters", "update")
@@ -125,21 +125,39 @@ def step_rows(cell: CellData) -> tuple[list[dict[str, Any]], list[str]]:
         rank = log.start.rank if log.start else None
         for step in log.steps:
             try:
-                rows.append({**head, "rank": rank, **_step_row(step, origin)})
+                rows.append({**head, "rank": rank, **_step_row(step, origin, dilation(cell))})
             except EventError as error:
                 problems.append(f"rank {rank}: {error}")
     return rows, problems
 
 
-def _step_row(step: StepEvent, origin_ns: int) -> dict[str, Any]:
+def dilation(cell: CellData) -> float:
+    """How many times slower the clock of a cell ran: times are divided by it, so that they are the described ones."""
+    return float(cell.cell.get("dilation", 1.0))
+
+
+def _step_row(step: StepEvent, origin_ns: int, slower: float) -> dict[str, Any]:
     parts = break_down(step)
-    causes = {cause_column(cause): 0.0 for cause in CAUSES}
-    causes |= {cause_column(cause): ns / 1e6 for cause, ns in parts.exposed_by_cause.items()}
+    row = _times(step, parts, origin_ns)
+    for key in row if slower != 1 else ():
+        row[key] = None if row[key] is None else row[key] / slower
     return {
         "n": step.n,
         "epoch": step.epoch,
         "warmup": step.warmup,
         "boundary": step.boundary,
+        **row,
+        "payload_bytes": parts.payload_bytes,
+        "loss": step.loss,
+        "tau": step.facts.get("period"),
+    }
+
+
+def _times(step: StepEvent, parts: StepBreakdown, origin_ns: int) -> dict[str, Any]:
+    """All of a step's columns that are times, on the clock of the run."""
+    causes = {cause_column(cause): 0.0 for cause in CAUSES}
+    causes |= {cause_column(cause): ns / 1e6 for cause, ns in parts.exposed_by_cause.items()}
+    return {
         "start_s": (step.start_ns - origin_ns) / 1e9,
         "step_ms": parts.step_ns / 1e6,
         "computation_ms": parts.computation_ns / 1e6,
@@ -147,10 +165,7 @@ def _step_row(step: StepEvent, origin_ns: int) -> dict[str, Any]:
         "hidden_ms": parts.hidden_ns / 1e6,
         "rest_ms": parts.rest_ns / 1e6,
         **causes,
-        "payload_bytes": parts.payload_bytes,
-        "loss": step.loss,
         "overhead_us": step.overhead_ns / 1e3,
-        "tau": step.facts.get("period"),
         "drawn_ms": _milli(step.facts.get(padding.DRAWN)),
         "excess_ms": _milli(step.facts.get(padding.EXCESS)),
     }
@@ -265,8 +280,8 @@ def eval_rows(cell: CellData) -> list[dict[str, Any]]:
                 **_head(cell),
                 "n": event.n,
                 "epoch": event.epoch,
-                "train_s": spent / 1e9,
-                "wall_s": wall / 1e9,
+                "train_s": spent / 1e9 / dilation(cell),
+                "wall_s": wall / 1e9 / dilation(cell),
                 "accuracy": event.accuracy,
                 "loss": event.loss,
                 **{key: getattr(event, key) for key in EVALUATED},

@@ -145,11 +145,12 @@ class _Training:
         self.cell, self.place, self.writer, self.saved = cell, place, writer, saved
         self.history = History() if saved.state is None else History.from_json(saved.state["history"])
         self.saved_step = saved.step
-        self.workload: Workload = build(cell.workload, place)
+        self.workload: Workload = build(cell.workload, place, cell.dilation)
         self.steps_per_epoch = self._epoch_length()
         self.total = cell.total_steps(self.steps_per_epoch)
         self.optimizer = self.workload.optimizer(cell.optimizer)
         self.recorder = StepRecorder(self._write, warmup_steps=cell.warmup_steps)
+        self.recorder.dilation = cell.dilation
         self.padder = self._padder()
         self._check_loss()
 

@@ -13,6 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from netlab.dilation import dilate as dilate
     from netlab.document import Node as Node
     from netlab.document import Scalar as Scalar
     from netlab.document import parse_document as parse_document
@@ -43,6 +44,7 @@ _HOME = {
     "Delay": "units",
     "Duration": "units",
     "DocumentError": "errors",
+    "dilate": "dilation",
     "Fields": "fields",
     "Node": "document",
     "Problems": "fields",

@@ -41,6 +41,7 @@ _MODULES = {
     "slowmo": ("cpdp.strategies.slowmo", "SlowMo"),
     "bmuf": ("cpdp.strategies.bmuf", "Bmuf"),
     "pasgd": ("cpdp.strategies.pasgd", "Pasgd"),
+    "scheduled": ("cpdp.strategies.scheduled", "Scheduled"),
     "adacomm": ("cpdp.strategies.adacomm", "AdaComm"),
     "diloco": ("cpdp.strategies.diloco", "DiLoCo"),
     "hierarchical": ("cpdp.strategies.hierarchical", "Hierarchical"),

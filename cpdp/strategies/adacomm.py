@@ -147,7 +147,7 @@ class AdaComm(RoundStrategy):
 
     def _now(self) -> float:
         """Seconds of training: an evaluation between two steps is not part of an interval."""
-        return self.clock() - self._recorder.paused_s()
+        return (self.clock() - self._recorder.paused_s()) / self._recorder.dilation
 
     def observe(self, loss: Any) -> None:
         """Keep the loss; it is not read before the round's end, so a GPU is not waited for."""

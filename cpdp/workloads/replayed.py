@@ -16,9 +16,9 @@ from cpdp.workloads.base import Batch, Workload
 class Replayed(Workload):
     """Endless batches of nothing for a `ReplayedModel`; the experiment says how many steps make an epoch."""
 
-    def __init__(self, timeline: str) -> None:
-        """Load a shipped preset by name, or a file by a path ending in .json."""
-        self.timeline = timelines.load(timeline)
+    def __init__(self, timeline: str, dilation: float = 1.0) -> None:
+        """Load a shipped preset by name, or a file by a path ending in .json; `dilation` stretches its times."""
+        self.timeline = timelines.load(timeline).dilated(dilation)
         self.module = ReplayedModel(self.timeline)
 
     def batches(self, epoch: int) -> Iterator[Batch]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from cpdp.compute import LayerTime, Timeline, apportion
 from cpdp.errors import WorkloadError
+from cpdp.layers import is_arithmetic
 
 
 def shipped() -> tuple[str, ...]:
@@ -67,7 +68,7 @@ def derive(model: Any, image: Any, *, step_ns: int) -> list[dict[str, Any]]:
     The layer list follows the order of execution; a module without parameters is not a layer.
     """
     macs = _multiply_accumulates(model, image)
-    owned = _grouped(model, list(macs))
+    owned = grouped(model, list(macs))
     forward = apportion(step_ns // 3, list(macs.values()))
     backward = apportion(step_ns - step_ns // 3, list(macs.values()))
     return [
@@ -87,7 +88,7 @@ def _multiply_accumulates(model: Any, image: Any) -> dict[str, int]:
 
         return hook
 
-    named = [(name, module) for name, module in model.named_modules() if _is_arithmetic(module)]
+    named = [(name, module) for name, module in model.named_modules() if is_arithmetic(module)]
     hooks = [module.register_forward_hook(note(name)) for name, module in named]
     model.eval()(image[None])
     for hook in hooks:
@@ -95,11 +96,7 @@ def _multiply_accumulates(model: Any, image: Any) -> dict[str, int]:
     return counts
 
 
-def _is_arithmetic(module: Any) -> bool:
-    return getattr(module, "weight", None) is not None and module.weight.dim() >= 2
-
-
-def _grouped(model: Any, arithmetic: list[str]) -> dict[str, dict[str, Any]]:
+def grouped(model: Any, arithmetic: list[str]) -> dict[str, dict[str, Any]]:
     """Shapes of parameters and buffers per arithmetic layer; a normalisation goes with the layer before it."""
     groups: dict[str, dict[str, Any]] = {name: {"parameters": [], "buffers": []} for name in arithmetic}
     current = arithmetic[0]
