@@ -83,16 +83,17 @@ def _from_flags(options: argparse.Namespace) -> Experiment:
             raise ExperimentError(f"name an EXPERIMENT, or all of --network, --workload, --strategies (no --{flag})")
     workload = workloads.check({"name": options.workload})
     trained = workload["compute"] == "real"
+    by_epoch = trained and options.steps is None
     phase = Phase(
         name="training" if trained else "exposure",
         kind="training" if trained else "replayed",
         workload={"name": options.workload, **workload},
         strategies=parse_strategies(options.strategies),
         optimizer=dict(SGD),
-        steps=None if trained else 12,
+        steps=None if by_epoch else 12,
         warmup_steps=0 if trained else 4,
         steps_per_epoch=None if trained else EPOCH,
-        epochs=3 if trained else None,
+        epochs=3 if by_epoch else None,
     )
     name = f"{options.workload}-{Path(options.network).stem}"
     return Experiment(experiment.slug(name), "from the command line", options.network, (phase,))
@@ -104,6 +105,10 @@ def _changed(asked: Experiment, options: argparse.Namespace) -> Experiment:
     if options.seed is not None:
         top["order_seed"] = options.seed
     given = {key: value for key, value in top.items() if value is not None}
+    for flag, counted in (("steps", "steps"), ("warmup_steps", "steps"), ("epochs", "epochs")):
+        if getattr(options, flag) is not None and all(getattr(phase, counted) is None for phase in asked.phases):
+            name = flag.replace("_", "-")
+            raise ExperimentError(f"--{name} {getattr(options, flag)} changes nothing: no phase counts {counted}")
     phases = tuple(_changed_phase(phase, options) for phase in asked.phases)
     return replace(asked, **given, phases=phases)
 

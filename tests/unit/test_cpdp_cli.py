@@ -270,6 +270,14 @@ def test_resume_with_another_configuration_is_refused(here, monkeypatch, capsys)
         (["compare", "small.yaml", "--strategies", "ddp,sdg"], "'sdg' does not exist"),
         (["compare", "small.yaml", "--network", "atlantis"], "atlantis"),
         (["compare", "--network", "lan", "--workload", "digit", "--strategies", "ddp"], "did you mean 'digits'?"),
+        (
+            ["compare", "--network", "lan", "--workload", "digits", "--strategies", "ddp", "--warmup-steps", "4"],
+            "--warmup-steps 4 changes nothing: no phase counts steps",
+        ),
+        (
+            ["compare", "--network", "lan", "--workload", "resnet50-cifar100", "--strategies", "ddp", "--epochs", "2"],
+            "--epochs 2 changes nothing: no phase counts epochs",
+        ),
         (["compare", "--resume", "nowhere"], "there is no run at nowhere"),
     ],
 )
