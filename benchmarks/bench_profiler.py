@@ -1,13 +1,17 @@
 """The profiler's own cost: what it adds to a step and an operation, size of its events, time and memory to read them.
 
 Overhead is measured on two ranks over loopback whose steps sleep through their computation, with the hooks taken on and
-off within one process, block after block. Reading is measured on synthetic event files of the promised size.
+off within one process, in blocks of a few steps in random order. A third kind of block is off, too: its ratio to the
+other is what the method sees where nothing is. Processes of the idle class keep the processors from sleeping, because
+the time in which a virtual machine wakes up from a step's sleep varies by more than what is measured. Reading is
+measured on synthetic event files of the promised size.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import random
 import resource
 import statistics
 import sys
@@ -21,7 +25,7 @@ from benchmarks.result import Result
 STEP_S = 0.05
 BUCKETS = 30
 BLOCK = 5
-BLOCKS = 24
+BLOCKS = 60
 
 
 def run() -> Result:
@@ -37,16 +41,32 @@ def run() -> Result:
 def _overhead(result: Result, folder: Path) -> None:
     context = multiprocessing.get_context("spawn")
     answers = context.Queue()
+    awake = [context.Process(target=_spin, args=(core,), daemon=True) for core in os.sched_getaffinity(0)]
     ranks = [context.Process(target=_rank, args=(rank, str(folder), answers)) for rank in range(2)]
-    for rank in ranks:
-        rank.start()
+    for process in (*awake, *ranks):
+        process.start()
     figures = answers.get(timeout=200)
     for rank in ranks:
         rank.join()
-    how = f"{BUCKETS} DDP buckets, {STEP_S * 1e3:.0f} ms steps, 2 ranks, medians on and off by turns"
+    for process in awake:
+        process.kill()
+    how = f"{BUCKETS} DDP buckets, {STEP_S * 1e3:.0f} ms steps, 2 ranks; median of {BLOCKS} on-off pairs of blocks"
     result.add("step with profiler / without", figures["ratio"], "", how, high=1.01)
+    how = "the same of two kinds of blocks without profiler: what the method itself makes of nothing"
+    result.add("step without / without", figures["control"], "", how)
+    how = "processor time of a rank, the same pairs, over that of the step"
+    result.add("processor time added to a step", figures["cpu_share"], "", how, high=0.01)
     how = "4 KiB all-reduce, world of one, hooks on less hooks off; least of 60 batches of 30"
     result.add("per operation", figures["per_op_us"], "us", how, high=20.0)
+
+
+def _spin(core: int) -> None:
+    """Runs where nothing else wants to, so that the processor never sleeps; ends with its parent."""
+    parent = os.getppid()
+    os.sched_setaffinity(0, {core})
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    while os.getppid() == parent:
+        sum(range(100_000))
 
 
 def _rank(rank: int, folder: str, answers: Any) -> None:
@@ -65,30 +85,44 @@ def _rank(rank: int, folder: str, answers: Any) -> None:
     model = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=0.004)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
 
-    def step() -> float:
-        began = time.perf_counter()
+    def step() -> tuple[float, float]:
+        began, cpu = time.perf_counter(), time.process_time()
         optimizer.zero_grad()
         out = model(torch.ones(4, 32))
         time.sleep(STEP_S)
         out.sum().backward()
         optimizer.step()
-        return time.perf_counter() - began
+        return time.perf_counter() - began, time.process_time() - cpu
 
     for _ in range(5):
         step()
     tracer, group = state.tracer, state.groups[0]
     assert tracer is not None
-    times: dict[bool, list[float]] = {True: [], False: []}
-    for number in range(2 * BLOCKS):
-        on = number % 2 == 0
-        _switch(state, group, tracer, on=on)
-        times[on] += [step() for _ in range(BLOCK)][1:]
+    kinds = ["on", "off", "control"]
+    blocks: dict[str, list[tuple[float, float]]] = {kind: [] for kind in kinds}
+    order = random.Random(5)
+    for _ in range(BLOCKS):
+        order.shuffle(kinds)
+        for kind in kinds:
+            _switch(state, group, tracer, on=kind == "on")
+            steps = [step() for _ in range(BLOCK)][1:]
+            blocks[kind].append((statistics.median(s for s, _ in steps), statistics.median(c for _, c in steps)))
     _switch(state, group, tracer, on=True)
-    ratio = statistics.median(times[True]) / statistics.median(times[False])
     dist.barrier()
     if rank == 0:
-        answers.put({"ratio": ratio, "per_op_us": _per_op(state)})
+        answers.put(_ratios(blocks) | {"per_op_us": _per_op(state)})
     dist.destroy_process_group()
+
+
+def _ratios(blocks: dict[str, list[tuple[float, float]]]) -> dict[str, float]:
+    """Medians over pairs of neighbouring blocks of (wall, processor) seconds per step."""
+    on, off, control = (blocks[kind] for kind in ("on", "off", "control"))
+    pairs = list(zip(on, off, control, strict=True))
+    return {
+        "ratio": statistics.median(a / b for (a, _), (b, _), _ in pairs),
+        "control": statistics.median(c / b for _, (b, _), (c, _) in pairs),
+        "cpu_share": statistics.median((a - b) / wall for (_, a), (wall, b), _ in pairs),
+    }
 
 
 def _switch(state: Any, group: Any, tracer: Any, *, on: bool) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cpdp import explain, jsonfile, race, race_view, summary, tables
+from cpdp.profiler import compared
 from cpdp.race import Racer, Runtime
 from cpdp.rundir import RunData, RunDir, read_run
 from cpdp.summary import Spread, Summary, Training
@@ -76,8 +77,13 @@ def to_json(found: Analysis) -> dict[str, Any]:
     causes = [name for name in found.tables.cells.columns if name.startswith("exposed_") and name != "exposed_ms"]
     wire = {cell.id: tables.wire_per_step(cell) for cell in found.run.cells}
     earlier = {cell.id: list((cell.done or {}).get("earlier_attempts", ())) for cell in found.run.cells}
+    by_network = {cell.id: compared.parts(cell.logs, found.run.network) for cell in found.run.cells}
     cells = [
-        {**_cell_json(cell, causes, wire[str(cell["cell"])]), "earlier_attempts": earlier[str(cell["cell"])]}
+        {
+            **_cell_json(cell, causes, wire[str(cell["cell"])]),
+            "exposed_by_network": by_network[str(cell["cell"])],
+            "earlier_attempts": earlier[str(cell["cell"])],
+        }
         for cell in found.cells
     ]
     network = found.run.network

@@ -8,7 +8,7 @@ and connections warm up.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 
 from cpdp import jsonfile
+from cpdp.profiler import hang, proof, split
 from cpdp.profiler import network as net
-from cpdp.profiler import proof, split
 from cpdp.profiler.columns import RankLog
 from cpdp.profiler.lines import NEVER, PHASES
 from cpdp.profiler.network import Network
@@ -43,9 +43,17 @@ class World:
     network: Network
 
     @property
-    def same_clock(self) -> bool:
-        """Whether all ranks read one machine's monotonic clock: cross-rank times then have no offset."""
-        return len({log.start.get("boot") for log in self.logs}) == 1 and self.logs[0].start.get("boot") is not None
+    def uncertainty_ms(self) -> float | None:
+        """By how much times of two ranks may be wrong against each other; None when nobody knows.
+
+        Ranks that read one clock have no offset. Any other's error is against rank 0's clock, and two errors add up.
+        """
+        first = self.logs[0].start.get("boot")
+        apart = [log for log in self.logs if log.start.get("boot") != first or first is None]
+        errors = sorted((log.uncertainty_ns for log in apart if log.uncertainty_ns is not None), reverse=True)
+        if len(errors) < len(apart) or (apart and self.logs[0].rank != 0):
+            return None
+        return sum(errors[:2]) / 1e6
 
     @cached_property
     def steps(self) -> pd.DataFrame:
@@ -154,6 +162,7 @@ def open_run(run: RunDir) -> Profiled:
 
 def take_apart(cell: str, logs: Sequence[RankLog], network: Network) -> World:
     """Expose, match and split one world."""
+    network = net.shifted(network, {str(log.start.get("launch")): log.offset_ns for log in logs})
     exposures = tuple(split.exposure(log) for log in logs)
     matched = tuple(split.match(logs))
     ways = [net.paths_for(log, logs, network) for log in logs]
@@ -236,7 +245,7 @@ def _cell_json(found: Profiled, world: World) -> dict[str, Any]:
         "steps": int(steps["n"].nunique()), "ranks": len(world.logs), "world": int(world.logs[0].start["world"]),
         **means,
         "wire_bytes_per_step": None if sent is None else _known(float(sent.max().max())),
-        "clock_uncertainty_ms": 0.0 if world.same_clock else None,
+        "clock_uncertainty_ms": world.uncertainty_ms,
         "started_from": "estimate: gloo's queue, first in first out on its threads",
         "floors_from": world.source,
         "per_rank": [
@@ -245,6 +254,7 @@ def _cell_json(found: Profiled, world: World) -> dict[str, Any]:
             for i, log in enumerate(world.logs)
         ],
         "late": late(world), "ceiling": ceiling(world),
+        "waiting": [asdict(one) for one in hang.waiting(world.logs)],
     }  # fmt: skip
 
 
@@ -292,7 +302,7 @@ def late(world: World) -> dict[str, Any] | None:
     (row, culprit, ns), log = worst
     head = log.heads[int(log.ops.head[row])]
     return {
-        "rank": rank, "share": totals[rank] / sum(totals.values()),
+        "rank": rank, "share": totals[rank] / sum(totals.values()), "uncertainty_ms": world.uncertainty_ms,
         "longest": {"rank": culprit, "waiting_rank": log.rank, "ms": ns / 1e6, "kind": head["kind"],
                     "bytes": head["bytes"], "seq": int(log.ops.seq[row]),
                     "group": str(log.groups[head["g"]]["name"])},

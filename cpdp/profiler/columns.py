@@ -78,6 +78,10 @@ class RankLog:
     """The last line of a step that was under way when the file ends."""
     tail: bool = False
     problem: str | None = None
+    offset_ns: float = 0.0
+    """What was added to every time of this rank, on average, to bring it onto rank 0's clock."""
+    uncertainty_ns: int | None = None
+    """By how much that may be wrong at most; None when no offset was measured."""
 
     @property
     def rank(self) -> int:
@@ -109,7 +113,7 @@ class _Raw:
     end: dict[str, Any] | None = None
     now: dict[str, Any] | None = None
     tail: dict[str, Any] | None = None
-    seen: int = 0
+    clocks: list[tuple[int, int, int]] = field(default_factory=list)
 
 
 def read(path: Path) -> RankLog:
@@ -150,6 +154,8 @@ def _take(raw: _Raw, line: dict[str, Any]) -> None:
         raw.end = line
     elif kind == "now":
         raw.now = line
+    elif kind == "clock":
+        raw.clocks.append((line["t"], line["offset"], line["uncertainty"]))
 
 
 def _take_step(raw: _Raw, line: dict[str, Any], kind: str) -> None:
@@ -172,7 +178,9 @@ def _ints(values: array[int]) -> Ints:
 
 def _finish(path: Path, raw: _Raw, problem: str | None) -> RankLog:
     assert raw.start is not None
-    steps = _ints(raw.steps).reshape(-1, 4)
+    steps = _ints(raw.steps).reshape(-1, 4).copy()
+    shift = _shift(raw.clocks, steps[:, 1])
+    steps[:, 1:3] += shift[:, None]
     begin = steps[:, 1]
     whole = steps[:-1] if raw.tail is not None else steps
     ops = _ints(raw.ops).reshape(-1, WIDTH)
@@ -193,7 +201,19 @@ def _finish(path: Path, raw: _Raw, problem: str | None) -> RankLog:
         now=raw.now,
         tail=raw.tail is not None,
         problem=problem,
+        offset_ns=float(shift.mean()) if len(shift) else 0.0,
+        uncertainty_ns=max((uncertainty for _, _, uncertainty in raw.clocks), default=None),
     )
+
+
+def _shift(clocks: list[tuple[int, int, int]], moments: Ints) -> Ints:
+    """The measured offset at some moments, between two measurements along a line; zero where none was measured."""
+    if not clocks:
+        return np.zeros(len(moments), dtype=np.int64)
+    times, offsets = np.array([t for t, _, _ in clocks]), np.array([offset for _, offset, _ in clocks])
+    drift = np.interp(moments, times, (offsets - offsets[0]).astype(np.float64))
+    result: Ints = offsets[0] + drift.astype(np.int64)
+    return result
 
 
 def _triples(values: array[int], counts: array[int], begin: Ints) -> Ints:

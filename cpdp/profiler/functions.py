@@ -59,11 +59,12 @@ def _wrapped(state: Any, original: Callable[..., Any], kind: str) -> Callable[..
         blocking = not named.get("async_op", False) and kind not in ("send", "recv")
         tensors = [one for one in (*arguments, *named.values()) if _holds_tensors(one)]
         peer = next((one for one in arguments[1:] if isinstance(one, int)), named.get("dst", named.get("src")))
-        op = group.begin(kind, tensor_bytes(tensors[:1]), peer)
+        op = group.begin(kind, tensor_bytes(tensors[:1]), peer, group.tracer.mark())
+        group.tracer.asked()
         if blocking:
             named = {**named, "async_op": True}
         work = original(*arguments, **named)
-        group.called(op, work, 0)
+        group.called(op, work, group.tracer.mark(), 0)
         if not blocking:
             return work
         if work is not None:

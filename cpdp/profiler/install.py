@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from cpdp.profiler import groups, place, tracer
+from cpdp.profiler import groups, offset, place, tracer
 from cpdp.profiler.tracer import Tracer
 
 
@@ -56,8 +56,21 @@ class Profiling:
         write(tracer.start_line(**self._facts(rank, world, clock)))
         self.tracer, self.rank = Tracer(write, clock), rank
         self.tracer.on_step = self.on_step
+        self.tracer.counts = lambda: [group.counts() for group in self.groups]
         self.arm_forward()
         return self.tracer
+
+    def compare_clocks(self, store: Any) -> None:
+        """Measure how far this rank's clock is from rank 0's, where they are two."""
+        if self.tracer is None or store is None:
+            return
+        try:
+            if self.rank == 0:
+                offset.serve(store, offset.clock_identity())
+            else:
+                offset.follow(store, offset.clock_identity(), self.tracer.say)
+        except (OSError, RuntimeError, NotImplementedError, AttributeError, TypeError) as error:
+            print(f"cpdp profile: clocks are not compared: {error}", file=sys.stderr)
 
     def alone(self) -> Tracer | None:
         """A step begins where no process group was made."""
@@ -73,7 +86,7 @@ class Profiling:
             "world": world,
             "strategy": "profile",
             "clock": "monotonic" if clock is None else clock.name,
-            "boot": _boot_id(),
+            "boot": offset.clock_identity(),
             "host": socket.gethostname(),
             "worker": os.environ.get("NETLAB_WORKER"),
             "launch": os.environ.get("CPDP_PROFILE_LAUNCH"),
@@ -157,14 +170,6 @@ def _clock() -> Any:
     return CudaEventClock()
 
 
-def _boot_id() -> str | None:
-    """Which machine's monotonic clock this is."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return None
-
-
 def _watch_groups(state: Profiling) -> None:
     import torch.distributed as dist
 
@@ -208,6 +213,7 @@ def _attach(state: Profiling, group: Any, arguments: tuple[Any, ...], named: dic
     if state.tracer is None and not members:
         store = named.get("store", arguments[4] if len(arguments) > 4 else None)
         state.activate(group.rank(), group.size(), place.token(store))
+        state.compare_clocks(store)
     name = str(getattr(group, "group_name", "") or len(state.groups))
     return state.watch(group, name, members or list(range(group.size())))
 
@@ -222,20 +228,11 @@ def _watch_autograd(state: Profiling) -> None:
         found = state.alone()
         if found is None:
             return original(tensors, *arguments, **named)
-        before, already, computed = found.backward(), found.count(), [None]
-
-        def begun(_: Any) -> None:
-            if handle is not None:
-                handle.remove()
-            queue(lambda: computed.__setitem__(0, found.mark()))
-
-        roots = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
-        watched = next((root for root in roots if root.requires_grad), None)
-        handle = watched.register_hook(begun) if watched is not None else None
+        before = found.backward(lambda: queue(lambda: setattr(found, "computed", found.mark())))
         try:
             return original(tensors, *arguments, **named)
         finally:
-            found.backward_over(before, computed[0], found.count() - already)
+            found.backward_over(before)
             state.arm_forward()
 
     backward.__wrapped__ = original  # type: ignore[attr-defined]

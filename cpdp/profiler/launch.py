@@ -28,6 +28,9 @@ from cpdp.rundir import RunDir
 
 SITE = Path(__file__).resolve().parent / "site"
 DONE, FAILED, INVALID = 0, 1, 3
+FLIGHT = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+FLIGHT_FILE = "TORCH_FR_DUMP_TEMP_FILE"
+"""NCCL's flight recorder leaves its last operations in flight/ when a run hangs; what the user has set stays."""
 
 
 def profile(command: Sequence[str], out: Path | None) -> int:
@@ -153,7 +156,10 @@ def _environment(run: RunDir, name: str) -> dict[str, str]:
     environment = dict(os.environ)
     behind = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
     environment["PYTHONPATH"] = os.pathsep.join([str(SITE), *behind])
-    return environment | {"CPDP_PROFILE": str(run.path), "CPDP_PROFILE_LAUNCH": name}
+    folder = run.path / "flight"
+    folder.mkdir(exist_ok=True)
+    flight = FLIGHT | {FLIGHT_FILE: str(folder / f"{name}-rank-")}
+    return flight | environment | {"CPDP_PROFILE": str(run.path), "CPDP_PROFILE_LAUNCH": name}
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:

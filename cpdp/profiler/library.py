@@ -90,6 +90,7 @@ class Profile:
         import torch.distributed.distributed_c10d as c10d
 
         state.activate(dist.get_rank(), dist.get_world_size(), place.token(c10d._get_default_store()))
+        state.compare_clocks(c10d._get_default_store())
         for group in list(c10d._world.pg_map):
             ranks = dist.get_process_group_ranks(group)
             watched = state.watch(group, str(getattr(group, "group_name", "")), ranks)

@@ -3,6 +3,7 @@
     {"k":"start","v":2,"rank":0,"world":2,"t":...,"host":...,"worker":...,"clock":"monotonic","boot":...,"launch":...}
     {"k":"group","g":0,"name":"0","ranks":[0,1],"threads":2,"backend":"gloo"}
     {"k":"op","h":0,"g":0,"kind":"all_reduce","bytes":4096}              a kind of operation, named once
+    {"k":"clock","t":...,"offset":...,"uncertainty":...}                 added to t: rank 0's clock
     {"k":"step","n":1,"t":[begin,end],"s":[phase,from,to, ...],"w":[why,from,to, ...],"o":[...],"c":overhead}
     {"k":"now", ...}                                                     once a second while a step goes on
     {"k":"tail", ...}                                                    a step that never ended, at the end

@@ -11,7 +11,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path as File
 from typing import Any
 
@@ -71,6 +71,17 @@ def read(run: RunDir) -> Network:
     changes = tuple((int(line["t"]), line["paths"]) for line in _lines(run.path / "paths.jsonl"))
     counters = {name: read_counters(run.path / "network" / f"{name}.jsonl") for name in launches}
     return Network(launches, changes, {name: found for name, found in counters.items() if found is not None})
+
+
+def shifted(network: Network, offsets: Mapping[str, float]) -> Network:
+    """The same with every launch's counters on the clock onto which its ranks' times were brought."""
+    counters = {
+        name: replace(found, times=found.times + round(by), tcp_times=found.tcp_times + round(by))
+        if (by := offsets.get(name))
+        else found
+        for name, found in network.counters.items()
+    }
+    return replace(network, counters=counters)
 
 
 def _lines(path: File) -> Iterator[dict[str, Any]]:

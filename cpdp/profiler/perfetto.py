@@ -1,7 +1,8 @@
 """A profiled run as one Chrome trace, which ui.perfetto.dev opens: pure.
 
 Per rank a process with a track for what the main thread did, one for standing still, and per operation slices of queue,
-wait for a peer and transfer on tracks of their own; per worker counters of its interface's rate and TCP's round trip.
+wait for a peer and transfer on tracks of their own; per worker counters of its interface's rate, of TCP's round trip
+and how much of that is queueing, and of the rate and delay that the lab gave the ways to the others.
 Times are microseconds after the run's first event.
 """
 
@@ -15,7 +16,7 @@ import numpy as np
 from cpdp.profiler import split
 from cpdp.profiler.analysis import Profiled, World
 from cpdp.profiler.lines import NEVER, PHASES, WHYS
-from cpdp.profiler.network import Counters
+from cpdp.profiler.network import Counters, Network
 
 MAIN, STILL, QUEUE, WAIT, TRANSFER = range(1, 6)
 TRACKS = {MAIN: "computation", STILL: "exposed", QUEUE: "queue", WAIT: "wait for a peer", TRANSFER: "transfer"}
@@ -37,6 +38,7 @@ def trace(found: Profiled) -> dict[str, Any]:
         number += 1
         events += _named(number, f"{name}: network", {})
         events += counter_events(counters, number, origin)
+        events += path_events(found.network, name, number, origin)
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
@@ -102,6 +104,26 @@ def counter_events(counters: Counters, pid: int, origin: int) -> Iterator[dict[s
         for t, rate in zip(times[1:].tolist(), rates.tolist(), strict=True):
             yield {"ph": "C", "pid": pid, "tid": 0, "name": f"{name} Mbit/s", "ts": (t - origin) / 1e3,
                    "args": {"Mbit/s": round(rate, 3)}}  # fmt: skip
-    for name, series in (("TCP round trip ms", counters.rtt_us / 1e3), ("TCP retransmits", counters.retransmits)):
+    least = np.minimum.accumulate(counters.min_rtt_us)
+    queued = np.clip(counters.rtt_us - least, 0, None) / 1e3
+    series_of = {
+        "TCP round trip ms": counters.rtt_us / 1e3,
+        "queue ms (round trip above its least)": np.where(np.isfinite(queued), queued, 0.0),
+        "TCP retransmits": counters.retransmits,
+    }
+    for name, series in series_of.items():
         for t, value in zip(counters.tcp_times.tolist(), series.tolist(), strict=True):
             yield {"ph": "C", "pid": pid, "tid": 0, "name": name, "ts": (t - origin) / 1e3, "args": {"value": value}}
+
+
+def path_events(network: Network, launch: str, pid: int, origin: int) -> Iterator[dict[str, Any]]:
+    """Rate and round trip that the lab gave the ways from one worker, as counters: at its start and at every change."""
+    about = network.launches.get(launch, {})
+    states = [(origin, about.get("paths") or {})]
+    states += [(t, paths.get(str(about.get("worker") or launch), {})) for t, paths in network.changes]
+    for t, ways in states:
+        for other, way in sorted(ways.items()):
+            for name, key, unit in (("link rate Mbit/s", "bytes_per_s", 8e-6), ("link round trip ms", "rtt_ns", 1e-6)):
+                if way.get(key) is not None:
+                    yield {"ph": "C", "pid": pid, "tid": 0, "name": f"{name} to {other}", "ts": (t - origin) / 1e3,
+                           "args": {"value": round(way[key] * unit, 3)}}  # fmt: skip

@@ -76,10 +76,11 @@ def judge(run: RunDir, launch: str, moved: Mapping[str, tuple[int, int]], enviro
     if "NETLAB_WORKER" not in environment or workers < 2:
         return Verdict(notes=tuple(notes))
     reasons = _met_itself(worlds, mine, launch, workers, moved)
-    least = sum(least_crossing(worlds[cell], launch) for cell in mine)
+    least = [least_crossing(worlds[cell], launch) for cell in mine]
+    entered, left = (sum(one[way] for one in least) for way in (0, 1))
     if not reasons:
-        reasons = _crossed(least, moved, launch)
-    return Verdict(tuple(reasons), tuple(notes), least)
+        reasons = _crossed(entered, left, moved, launch)
+    return Verdict(tuple(reasons), tuple(notes), max(entered, left))
 
 
 def _met_itself(
@@ -107,35 +108,70 @@ def _met_itself(
     return reasons
 
 
-def least_crossing(logs: Sequence[RankLog], launch: str) -> int:
-    """Bytes that must at least enter, and leave, a worker for the all-reduces of groups that span workers."""
+def least_crossing(logs: Sequence[RankLog], launch: str) -> tuple[int, int]:
+    """Bytes that at least must have entered, and left, a worker for the operations of groups that span workers.
+
+    Whatever the algorithm: after an all-reduce every worker knows a sum that others had a part in, after an all-gather
+    what the ranks elsewhere held, after a reduce-scatter the sums of its own ranks' parts. Operations that could be
+    answered from within the worker count nothing. Ranks of one worker may share what arrives, so a group's bytes are
+    counted once, as its heaviest local rank has them; sends and receives count for each rank.
+    """
     place = {log.rank: str(log.start.get("launch")) for log in logs}
-    per_group: dict[str, int] = {}
+    collective: dict[str, tuple[int, int]] = {}
+    direct = [0, 0]
     for log in logs:
         if place[log.rank] != launch:
             continue
-        sums: dict[str, int] = {}
+        sums: dict[str, list[int]] = {}
         for number, head in enumerate(log.heads):
             group = log.groups[head["g"]]
-            spans = {place.get(rank, "elsewhere") for rank in group["ranks"]} - {launch}
-            if head["kind"] == "all_reduce" and spans:
-                done = int(((log.ops.head == number) & (log.ops.finished >= 0)).sum())
-                sums[str(group["name"])] = sums.get(str(group["name"]), 0) + done * int(head["bytes"])
-        for name, total in sums.items():
-            per_group[name] = max(per_group.get(name, 0), total)
-    return sum(per_group.values())
+            done = int(((log.ops.head == number) & (log.ops.finished >= 0)).sum())
+            if head["kind"] in ("send", "recv"):
+                if _peer_place(head, group, place) != launch:
+                    direct[head["kind"] == "send"] += done * int(head["bytes"])
+                continue
+            moved = sums.setdefault(str(group["name"]), [0, 0])
+            for way, amount in enumerate(_least(head, group["ranks"], place, launch)):
+                moved[way] += done * amount
+        for name, (entered, left) in sums.items():
+            before = collective.get(name, (0, 0))
+            collective[name] = (max(before[0], entered), max(before[1], left))
+    return sum(one for one, _ in collective.values()) + direct[0], sum(one for _, one in collective.values()) + direct[
+        1
+    ]
 
 
-def _crossed(least: int, moved: Mapping[str, tuple[int, int]], launch: str) -> list[str]:
-    """The interface's counters against the collectives' bytes."""
+def _peer_place(head: Mapping[str, Any], group: Mapping[str, Any], place: Mapping[int, str]) -> str:
+    """Where the other end of a send or receive is; a peer is counted within its group."""
+    peer, ranks = int(head.get("peer", -1)), group["ranks"]
+    return place.get(ranks[peer], "elsewhere") if 0 <= peer < len(ranks) else "elsewhere"
+
+
+def _least(head: Mapping[str, Any], ranks: Sequence[int], place: Mapping[int, str], launch: str) -> tuple[int, int]:
+    """(entering, leaving) of one collective. `bytes` of an all-gather are those of its result, else of its input."""
+    here = sum(place.get(rank, "elsewhere") == launch for rank in ranks)
+    size, world = int(head["bytes"]), max(len(ranks), 1)
+    if here in (0, len(ranks)):
+        return 0, 0
+    if head["kind"] == "all_reduce":
+        return size, size
+    if head["kind"] == "all_gather":
+        return size * (world - here) // world, size * here // world
+    if head["kind"] == "reduce_scatter":
+        return size * here // world, size * (world - here) // world
+    return 0, 0
+
+
+def _crossed(entered: int, left: int, moved: Mapping[str, tuple[int, int]], launch: str) -> list[str]:
+    """The interface's counters against the operations' bytes."""
     received = sum(counts[0] for name, counts in moved.items() if name != LOOPBACK)
     sent = sum(counts[1] for name, counts in moved.items() if name != LOOPBACK)
     reasons = []
-    for verb, count in (("left", sent), ("reached", received)):
+    for verb, count, least in (("left", sent, left), ("reached", received, entered)):
         if count < TOLERANCE * least:
             reasons.append(
                 f"only {count / 1e6:.1f} MB {verb} {launch} through its interface, but its collectives need at least"
-                f" {least / 1e6:.1f} MB: they went another way"
-                f" ({sum(moved.get(LOOPBACK, (0, 0))) / 1e6:.1f} MB through lo)"
+                f" {least / 1e6:.1f} MB: they went another way, over loopback"
+                f" ({sum(moved.get(LOOPBACK, (0, 0))) / 1e6:.1f} MB through lo), shared memory or P2P"
             )
     return reasons

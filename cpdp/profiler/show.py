@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cpdp import jsonfile
-from cpdp.profiler import analysis
+from cpdp.profiler import analysis, hang
 from cpdp.profiler.split import PARTS
 from cpdp.rundir import RunDir
 from cpdp.screen import DASH, number
@@ -84,6 +84,7 @@ def _ms(value: float | None) -> str:
 
 def sentences(cell: Mapping[str, Any]) -> Iterator[str]:
     """What the numbers mean, one sentence each."""
+    yield from map(hang.sentence, cell["waiting"])
     slow = cell["late"]
     if slow is not None:
         worst = slow["longest"]
@@ -106,7 +107,8 @@ def sentences(cell: Mapping[str, Any]) -> Iterator[str]:
         f" itself took {DASH if share is None else f'{share:.2%}'} of a step"
     )
     clock = cell["clock_uncertainty_ms"]
-    told = "0 ms: one machine, one clock" if clock == 0 else "unknown: ranks on several machines"
+    told = "unknown: ranks on several machines" if clock is None else f"at most {clock:.3f} ms, measured"
+    told = "0 ms: one machine, one clock" if clock == 0 else told
     yield f"clock uncertainty across ranks {told}; starts of operations are an {cell['started_from']}"
     known = cell["floors_from"]
     yield f"latency and bytes from {known}" if known else "no delay or rate known: latency and bytes are in protocol"

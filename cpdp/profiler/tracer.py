@@ -21,23 +21,18 @@ DATA, FORWARD, BACKWARD, OPTIMIZER, OTHER = range(len(PHASES))
 WAIT, FINALIZE, CALL = range(len(WHYS))
 
 HEARTBEAT_S = 0.5
+MOST_UNWRITTEN = 64
+"""Steps are written by the heartbeat's thread, many at once; a program of very short steps writes as many itself."""
+MOST_WORKS = 64
 QUIET_NS = 900_000_000
 """A heartbeat is written when no line was for this long."""
 
 
-class Op:
-    """An operation on its way; times are marks of the tracer's clock."""
-
-    __slots__ = ("called", "finished", "head", "issued", "seq", "settle", "wait_from", "wait_to")
-
-    def __init__(self, head: int, seq: int, issued: Any) -> None:
-        """Issued now."""
-        self.head, self.seq, self.issued = head, seq, issued
-        self.called: Any = None
-        self.finished: Any = None
-        self.wait_from: Any = None
-        self.wait_to: Any = None
-        self.settle: Callable[[], None] | None = None
+HEAD, SEQ, ISSUED, CALLED, FINISHED, WAIT_FROM, WAIT_TO, FUTURE, WORK = range(9)
+Op = list[Any]
+"""An operation: the fields of `OP_FIELDS`, then its future and its work while it is on its way. Times are marks of the
+tracer's clock, 0 where none was seen. A list, because one is made for every operation: it costs a fifth of an object
+with names."""
 
 
 class _Step:
@@ -75,8 +70,18 @@ class Tracer:
         self.on_step: Callable[[Mapping[str, Any]], None] | None = None
         self._unwritten: list[_Step] = []
         self._late: list[Op] = []
-        self._orphans: list[Op] = []
-        self._counts: dict[int, list[int]] = {}
+        self.ops: list[Op] = []
+        """Operations since the step began; before the first step, those before it."""
+        self.spent = 0
+        """Nanoseconds that the profiler itself took since the step began."""
+        self.counts: Callable[[], list[list[int]]] = list
+        """Gives [group, issued, finished] of every group; set by whoever watches groups."""
+        self.works: dict[int, Op] = {}
+        """Operations by the identity of their work, for as long as their work is kept in them."""
+        self.computed: Any = None
+        """When the last gradient of the backward pass under way was there."""
+        self.ask: Callable[[], None] | None = None
+        """Set while a backward pass has issued no operation: asks to be told of its last gradient."""
         self._lock = threading.Lock()
         self._written_ns = time.monotonic_ns()
         self._closed = threading.Event()
@@ -100,18 +105,22 @@ class Tracer:
             self._turn(self.mark())
 
     def _turn(self, now: Any) -> None:
+        began = time.monotonic_ns()
         if self.step is not None:
             self._finish(self.step, now)
-        self.step = step = _Step(now)
-        step.ops, self._orphans = self._orphans, []
+        self.step = _Step(now)
         self.phase, self.since = OTHER, now
-        began = time.monotonic_ns()
-        self._write_ready()
-        step.spent += time.monotonic_ns() - began
+        if len(self.works) > MOST_WORKS:
+            self.works = {key: op for key, op in self.works.items() if not op[FINISHED]}
+        if self.clock is not None or self.on_step is not None or len(self._unwritten) >= MOST_UNWRITTEN:
+            self._write_ready()
+        self.spent += time.monotonic_ns() - began
 
     def _finish(self, step: _Step, now: Any) -> None:
         step.spans += (self.phase, self.since, now)
         step.end = now
+        step.ops, self.ops = self.ops, []
+        step.spent, self.spent = self.spent, 0
         self.steps += 1
         step.n = self.steps
         self._unwritten.append(step)
@@ -154,19 +163,27 @@ class Tracer:
             self.since = begin
         step.evaluated = False
 
-    def backward(self) -> int:
-        """A backward pass begins; returns the phase to come back to."""
+    def backward(self, ask: Callable[[], None] | None = None) -> int:
+        """A backward pass begins; returns the phase to come back to. `ask` is called at its first operation."""
         if self.phase != OPTIMIZER:  # a closure of LBFGS runs inside the optimizer's step
             self.begin_if_over()
         if self.step is not None:
             self.step.trained = True
+        self.computed, self.ask = None, ask
         return self.switch(BACKWARD)
 
-    def backward_over(self, before: int, computed: Any, issued: int) -> None:
-        """It returned. `computed`: when the last gradient was there; `issued`: operations issued in it."""
+    def backward_over(self, before: int) -> None:
+        """It returned; where operations were issued in it, it has waited for them since the last gradient."""
         self.switch(OPTIMIZER if before == OPTIMIZER else OTHER)
-        if computed is not None and issued and self.step is not None:
+        computed, self.computed, self.ask = self.computed, None, None
+        if computed is not None and self.step is not None:
             self.step.waits += (FINALIZE, computed, self.since)
+
+    def asked(self) -> None:
+        """The backward pass has issued its first operation: ask when its last gradient is there."""
+        ask, self.ask = self.ask, None
+        if ask is not None:
+            ask()
 
     def optimizer(self) -> None:
         """An optimizer's step begins."""
@@ -182,35 +199,13 @@ class Tracer:
 
     # operations, called from any thread
 
-    def issued(self, head: int, group: int, seq: int) -> Op:
-        """An operation is issued now."""
-        op = Op(head, seq, self.mark())
-        step = self.step
-        (self._orphans if step is None else step.ops).append(op)
-        self._counts.setdefault(group, [0, 0])[0] += 1
-        return op
-
-    def count(self) -> int:
-        """How many operations the step has issued."""
-        return len(self.step.ops) if self.step is not None else 0
-
-    def finished(self, op: Op, group: int) -> None:
-        """Its result is there."""
-        op.finished = self.mark()
-        self._counts[group][1] += 1
-
     def waited(self, began: Any, ended: Any, op: Op | None, why: int = WAIT) -> None:
         """A thread stood still for an operation. Only the main thread's standing still is a step's."""
         if threading.get_ident() != self.thread or self.step is None:
             return
         self.step.waits += (why, began, ended)
         if op is not None:
-            op.wait_from, op.wait_to = began, ended
-
-    def spend(self, nanoseconds: int) -> None:
-        """What the profiler itself cost."""
-        if self.step is not None:
-            self.step.spent += nanoseconds
+            op[WAIT_FROM], op[WAIT_TO] = began, ended
 
     # lines
 
@@ -227,7 +222,7 @@ class Tracer:
         step, self.step = self.step, None
         if step is not None:
             step.spans += (self.phase, self.since, self.mark())
-            step.end = step.spans[-1]
+            step.end, step.ops, step.spent = step.spans[-1], self.ops, self.spent
         if self.clock is not None:
             self.clock.settle()
         with self._lock:
@@ -261,7 +256,7 @@ class Tracer:
 
     def _write_ready(self) -> None:
         with self._lock:
-            while self._unwritten:
+            while self._unwritten and not self._closed.is_set():
                 if self.clock is not None and self.clock.resolve(self._unwritten[0].end) is None:
                     return
                 self._emit("step", self._unwritten.pop(0), settled=False)
@@ -269,17 +264,9 @@ class Tracer:
     def _emit(self, kind: str, step: _Step, *, settled: bool) -> None:
         """One step's line. Operations without an end wait for the next line, once."""
         begin = self._time(step.begin)
-        ready: list[int] = []
-        late, self._late = self._late, []
-        for op in late:
-            ready += self._fields(op, begin)
+        ready, self._late = self._late, []
         for op in step.ops:
-            if op.settle is not None and op.finished is None:
-                op.settle()
-            if op.finished is None and not settled:
-                self._late.append(op)
-            else:
-                ready += self._fields(op, begin)
+            (ready if op[FINISHED] or settled or _ended(op) else self._late).append(op)
         end = self._time(step.end)
         self._write_line(
             {
@@ -288,7 +275,7 @@ class Tracer:
                 "t": [begin, end],
                 "s": self._relative(step.spans, begin),
                 "w": self._relative(step.waits, begin),
-                "o": ready,
+                "o": self._fields(ready, begin),
                 "c": step.spent,
             }
         )
@@ -296,12 +283,22 @@ class Tracer:
         if kind == "step" and self.on_step is not None:
             self.on_step({"n": step.n, "step_ns": end - begin})
 
-    def _fields(self, op: Op, begin: int) -> list[int]:
-        marks = (op.issued, op.called, op.finished, op.wait_from, op.wait_to)
-        return [op.head, op.seq, *(NEVER if mark is None else self._time(mark) - begin for mark in marks)]
+    def _fields(self, ops: list[Op], begin: int) -> list[int]:
+        flat: list[int] = []
+        if self.clock is None:
+            for head, seq, issued, called, finished, low, high, *_ in ops:
+                flat += (head, seq, issued - begin, called - begin if called else NEVER,
+                         finished - begin if finished else NEVER, low - begin if low else NEVER,
+                         high - begin if high else NEVER)  # fmt: skip
+            return flat
+        for op in ops:
+            flat += (op[HEAD], op[SEQ], *(self._time(mark) - begin if mark else NEVER for mark in op[ISSUED:FUTURE]))
+        return flat
 
     def _relative(self, triples: list[Any], begin: int) -> list[int]:
-        return [value if i % 3 == 0 else self._time(value) - begin for i, value in enumerate(triples)]
+        if self.clock is None:
+            return [value - begin if i % 3 else value for i, value in enumerate(triples)]
+        return [self._time(value) - begin if i % 3 else value for i, value in enumerate(triples)]
 
     def _time(self, mark: Any) -> int:
         if self.clock is None:
@@ -313,6 +310,8 @@ class Tracer:
 
     def _heartbeat(self) -> None:
         while not self._closed.wait(HEARTBEAT_S):
+            if self.clock is None:
+                self._write_ready()
             step = self.step
             if step is None or time.monotonic_ns() - self._written_ns < QUIET_NS:
                 continue
@@ -324,20 +323,39 @@ class Tracer:
     def _now_line(self, step: _Step) -> dict[str, Any]:
         now = time.monotonic_ns()
         line: dict[str, Any] = {"k": "now", "t": now, "n": self.steps + 1, "phase": PHASES[self.phase]}
-        line["counts"] = [[group, *counts] for group, counts in list(self._counts.items())]
+        line["counts"] = self.counts()
         line["optimized"] = step.optimized is not None
         if self.clock is None:
-            ops = list(step.ops)
             line["begin"] = step.begin
-            line["open"] = [[op.head, op.seq, op.issued] for op in [*self._late, *ops] if op.finished is None][:8]
+            line["open"] = [op[:CALLED] for op in [*self._late, *self.ops] if not op[FINISHED]][:8]
             line["s"] = [*self._relative(list(step.spans), step.begin), self.phase, self.since - step.begin,
                          now - step.begin]  # fmt: skip
         return line
 
 
+SETTLE_S = 0.02
+
+
+def _ended(op: Op) -> bool:
+    """Whether the operation's end is known, after asking once more.
+
+    A future is complete a moment before its callback has run: a step that is written in that moment waits for it.
+    """
+    future = op[FUTURE]
+    if future is None or not future.done():
+        return bool(op[FINISHED])
+    deadline = time.monotonic() + SETTLE_S
+    while not op[FINISHED] and time.monotonic() < deadline:
+        time.sleep(2e-5)
+    return bool(op[FINISHED])
+
+
+_encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+
+
 def encode(line: Mapping[str, Any]) -> bytes:
     """A line as it is stored."""
-    return json.dumps(line, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+    return _encode(line).encode() + b"\n"
 
 
 def append_to(fd: int) -> Callable[[Mapping[str, Any]], None]:

@@ -30,7 +30,7 @@ def test_phases_by_events_agree_with_kineto_within_two_percent(tmp_path):
             loss = model(batch).sum()
             before = tracer.backward()
             loss.backward()
-            tracer.backward_over(before, None, 0)
+            tracer.backward_over(before)
             tracer.optimizer()
             optimizer.step()
             tracer.optimizer_over()

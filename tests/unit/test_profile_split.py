@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpdp.errors import EventError
-from cpdp.profiler import columns, split, tcp, watch
+from cpdp.profiler import columns, hang, proof, split, tcp, watch
 from cpdp.profiler.split import PARTS, Changing, Path
 from cpdp.profiler.tracer import Tracer, encode, start_line
+from cpdp.rundir import RunDir
 
 MS = 1_000_000
 BYTES = 1_000_000
@@ -168,7 +169,7 @@ def test_the_tracer_ends_a_step_where_the_next_begins():
         tracer.got_data()
         tracer.forward(training=True)
         before = tracer.backward()
-        tracer.backward_over(before, None, 0)
+        tracer.backward_over(before)
         tracer.optimizer()
         tracer.optimizer_over()
     tracer.close(ok=True)
@@ -191,7 +192,7 @@ def test_an_evaluation_belongs_to_no_step():
         tracer.got_data()
         tracer.forward(training=not evaluating)
         if not evaluating:
-            tracer.backward_over(tracer.backward(), None, 0)
+            tracer.backward_over(tracer.backward())
             tracer.optimizer()
             tracer.optimizer_over()
     tracer.close(ok=True)
@@ -238,3 +239,79 @@ def test_lines_hold_no_token_that_is_not_json():
         encode({"k": "step", "t": float("nan")})
     assert json.loads(encode({"k": "end", "t": 1, "ok": True})) == {"k": "end", "t": 1, "ok": True}
     assert os.linesep == "\n"
+
+
+def world(folder, heads, places, *, count=1, ranks=None):
+    """The logs of ranks that each did every kind of operation `count` times; `places[rank]` is its launch."""
+    logs = []
+    for rank, launch in enumerate(places):
+        first = start_line(rank=rank, world=len(places), clock="monotonic", boot="x", launch=launch)
+        group = {"k": "group", "g": 0, "name": "0", "ranks": ranks or list(range(len(places))), "backend": "gloo"}
+        ops = [v for n in range(count) for h in range(len(heads)) for v in (h, n, 1, 2, 3, -1, -1)]
+        lines = [first, group, *({"k": "op", "h": h, "g": 0, **head} for h, head in enumerate(heads))]
+        lines.append({"k": "step", "n": 1, "t": [0, 9], "s": [1, 0, 9], "w": [], "o": ops, "c": 0})
+        path = folder / f"rank-{rank}.events.jsonl"
+        path.write_bytes(b"".join(map(encode, lines)))
+        logs.append(columns.read(path))
+    return logs
+
+
+@pytest.mark.parametrize(
+    ("kind", "places", "entered", "left"),
+    [
+        ("all_reduce", ("a", "b"), 1200, 1200),
+        ("all_reduce", ("a", "a", "b"), 1200, 1200),  # two ranks of one worker share what arrives
+        ("all_gather", ("a", "b"), 600, 600),  # half of the result is elsewhere
+        ("all_gather", ("a", "a", "b"), 400, 800),
+        ("reduce_scatter", ("a", "b"), 600, 600),
+        ("reduce_scatter", ("a", "a", "b"), 800, 400),
+        ("all_reduce", ("a", "a"), 0, 0),
+        ("broadcast", ("a", "b"), 0, 0),  # who sends is not known: nothing can be asked for
+    ],
+)
+def test_what_must_at_least_cross_a_workers_interface(tmp_path, kind, places, entered, left):
+    logs = world(tmp_path, [{"kind": kind, "bytes": 1200}], places, count=3)
+    assert proof.least_crossing(logs, "a") == (3 * entered, 3 * left)
+
+
+def test_sends_leave_and_receives_enter_and_peers_at_home_do_not_count(tmp_path):
+    heads = [{"kind": "send", "bytes": 10, "peer": 1}, {"kind": "recv", "bytes": 7, "peer": 1}]
+    assert proof.least_crossing(world(tmp_path, heads, ("a", "b")), "a") == (7, 10)
+    assert proof.least_crossing(world(tmp_path, heads, ("a", "a")), "a") == (0, 0)
+
+
+def test_sharded_training_that_bypassed_the_interface_is_not_valid(tmp_path):
+    """Only all-gathers and reduce-scatters, as FSDP has them: 8 MB, of which nothing crossed eth0."""
+    heads = [{"kind": "all_gather", "bytes": 8_000_000}, {"kind": "reduce_scatter", "bytes": 8_000_000}]
+    folder = tmp_path / "cells" / "profile"
+    folder.mkdir(parents=True)
+    world(folder, heads, ("a-0", "b-0"))
+    environment = {"NETLAB_WORKER": "a-0", "NETLAB_WORKERS": "2"}
+    bypassed = proof.judge(RunDir(tmp_path), "a-0", {"lo": (9_000_000, 9_000_000), "eth0": (9_000, 9_000)}, environment)
+    assert len(bypassed.reasons) == 2
+    assert "its collectives need at least 8.0 MB: they went another way, over loopback (18.0 MB" in bypassed.reasons[0]
+    crossed = proof.judge(RunDir(tmp_path), "a-0", {"lo": (0, 0), "eth0": (8_300_000, 8_300_000)}, environment)
+    assert crossed.reasons == ()
+    assert crossed.least_bytes == 8_000_000
+
+
+def test_a_hang_names_the_operation_and_who_has_not_issued_it(tmp_path):
+    """Two ranks whose fifth all-reduce was issued by rank 0 only; both were killed 8 ms after that."""
+    logs = world(tmp_path, [{"kind": "all_reduce", "bytes": 64}], ("a", "b"), count=4)
+    for log in logs:
+        now = {"k": "now", "t": 20 * MS, "n": 2, "phase": "backward", "counts": [], "begin": 0}
+        with log.path.open("ab") as file:
+            file.write(encode(now | {"open": [[0, 4, 12 * MS]] if log.rank == 0 else []}))
+    (found,) = hang.waiting([columns.read(log.path) for log in logs])
+    assert found == hang.Waiting(0, "all_reduce", "0", 4, 64, 0.008, (1,))
+    assert hang.sentence(vars(found)).endswith("of group 0 (64 bytes), without an end: rank 1 had not issued it")
+
+
+def test_an_operation_that_timed_out_is_told_and_one_of_a_rank_that_ended_well_is_not(tmp_path):
+    log = write(tmp_path, 0, [(0, 10, [1, 0, 10], [], [(0, 0, 1, 1, -1, -1, -1)])])
+    for ok, count in ((False, 1), (True, 0)):
+        with log.path.open("ab") as file:
+            file.write(encode({"k": "end", "t": 3_000 * MS, "ok": ok}))
+        found = hang.waiting([columns.read(log.path)])
+        assert len(found) == count
+        assert not found or found[0].seconds == pytest.approx(2.999)
