@@ -13,6 +13,7 @@ DONE = 0
 def show(run: Path | None, *, as_json: bool) -> int:
     """Print a run's tables, or the JSON of the command contract."""
     from cpdp import analysis, jsonfile, screen
+    from cpdp.profiler import compared
     from cpdp.profiler.kind import is_profile
 
     folder = rundir.find(run)
@@ -29,6 +30,8 @@ def show(run: Path | None, *, as_json: bool) -> int:
     if found.run.network is not None:
         console.print(screen.network_table(found.run.network, console.width))
     console.print(screen.summary_view(found, console.width))
+    for line in compared.sentences(analysis.to_json(found)["cells"]):
+        console.print(line, highlight=False, markup=False)
     return DONE
 
 

@@ -107,3 +107,16 @@ def _rows(steps: Sequence[StepEvent], *, exposed: bool) -> Any:
                 kind = WHYS.index("wait") if exposed else PHASES.index(span.name if span.name in PHASES else "other")
                 rows.append((index, kind, span.start_ns, span.end_ns))
     return np.array(rows, dtype=np.int64).reshape(-1, 4)
+
+
+def sentences(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+    """One line per strategy: its mean exposed communication by cause, of the cells that can be taken apart."""
+    known: dict[str, list[Mapping[str, float]]] = {}
+    for cell in cells:
+        if cell["exposed_by_network"] is not None:
+            known.setdefault(f"{cell['phase']}, {cell['label']}", []).append(cell["exposed_by_network"])
+    lines = []
+    for label, found in known.items():
+        means = {part: sum(one[part] for one in found) / len(found) for part in PARTS}
+        lines.append(f"{label}: " + ", ".join(f"{part} {mean:.1f}" for part, mean in means.items() if mean >= 0.05))
+    return ["exposed communication by cause, ms per step:", *(f"  {line}" for line in lines)] if lines else []

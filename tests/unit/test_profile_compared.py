@@ -58,3 +58,15 @@ def test_show_has_the_parts_of_every_cell_and_they_sum_to_its_exposed_communicat
     # 94.8 MB each way at 998 Mbit/s, of which the exposed share of the operation's time counts.
     floor = 94_800_000 * 8 / 998e6 * 1e3 * (TRAVERSAL - HIDDEN) / TRAVERSAL
     assert ddp["exposed_by_network"]["bytes"] == pytest.approx(min(floor, ddp["exposed_ms"]), rel=0.05)
+
+
+def test_show_prints_one_line_per_strategy_with_the_causes_that_are_there():
+    apart = dict.fromkeys(("queue", "peer", "latency", "bytes", "traffic", "protocol", "copy"), 0.0)
+    cells = [
+        {"phase": "exposure", "label": "ddp", "exposed_by_network": apart | {"peer": 30.0, "bytes": 10.0}},
+        {"phase": "exposure", "label": "ddp", "exposed_by_network": apart | {"peer": 10.0, "bytes": 10.0}},
+        {"phase": "exposure", "label": "hierarchical", "exposed_by_network": None},
+    ]
+    told = compared.sentences(cells)
+    assert told == ["exposed communication by cause, ms per step:", "  exposure, ddp: peer 20.0, bytes 10.0"]
+    assert compared.sentences(cells[2:]) == []
