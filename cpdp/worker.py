@@ -297,6 +297,6 @@ if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Everything is written. Without the interpreter's end: a thread of gloo that lets go of the last collective's Python
-    # callback after it would find no interpreter whose lock it could take, and abort a process whose work is done.
+    # Everything is written. Without the interpreter's end: a thread of gloo that lets go of the last collective's
+    # Python callback after it finds no interpreter whose lock it could take, and aborts a process whose work is done.
     os._exit(code)
