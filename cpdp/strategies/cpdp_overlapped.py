@@ -69,18 +69,18 @@ class CpdpOverlapped(Cpdp):
     def between(self, at: Position) -> None:
         """Merge what was sent `delay` steps ago."""
         if self._late.due(at, self._delay):
-            self._merge()
+            self._merge(sends=False)
             self._collectives.recorder.switch(None)
 
     def synchronise(self, at: Position) -> None:
         """Merge what is still on its way, and send the parameters as they are then."""
-        self._merge()
+        self._merge(sends=True)
         self._late.send(at)
 
-    def _merge(self) -> None:
+    def _merge(self, *, sends: bool) -> None:
         """Reconcile what has travelled and add it to the local progress."""
         kept = zip(self._late.sums, self._reference, self._velocity, strict=True)
-        self._late.merge([self._rule(sums, reference, velocity) for sums, reference, velocity in kept])
+        self._late.merge([self._rule(sums, reference, velocity) for sums, reference, velocity in kept], sends=sends)
 
     def finish(self) -> None:
         """Wait for what is on its way."""

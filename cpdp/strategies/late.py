@@ -49,9 +49,9 @@ class Late:
         """Whether what is on its way is to be merged after this step."""
         return self._wave.sent and at.n - self._sent_at >= delay
 
-    def merge(self, rules: Sequence[Callable[[slice], None]]) -> None:
+    def merge(self, rules: Sequence[Callable[[slice], None]], *, sends: bool) -> None:
         """As the sums arrive, apply each one's rule, and add to the parameters what it moved since they were sent."""
-        for which, piece in self._wave.arriving():
+        for which, piece in self._wave.arriving(sends=sends):
             rules[which](piece)
             start, sums = self._start[which][piece], self._wave.sums[which][piece]
             self._parameters[which].data[piece].sub_(start).add_(sums)

@@ -48,11 +48,11 @@ class Statistics:
     def _rule(self, buffer: FlatBuffer) -> Callable[[slice], None]:
         return (lambda chunk: None) if self._broadcast else mean_of(buffer, self._collectives.world)
 
-    def send(self, sums: Sequence[Tensor]) -> None:
-        """Fill what travels beneath local steps."""
-        for target, buffer in zip(sums, self.buffers, strict=True):
+    def send(self, sums: Sequence[Tensor], values: Sequence[Tensor] | None = None) -> None:
+        """Fill what travels beneath local steps: with `values` where given, else with the buffers as they are."""
+        for which, (target, buffer) in enumerate(zip(sums, self.buffers, strict=True)):
             buffer.check()
-            target.copy_(buffer.data)
+            target.copy_(buffer.data if values is None else values[which])
             self._fill(target)
 
     def _fill(self, tensor: Tensor) -> None:

@@ -3,8 +3,9 @@
 Flow: the strategy fills `sums` (one tensor for each flat parameter buffer), `send` starts the all-reduce and
 returns, local steps go on, `arriving` waits for what has not arrived. When it is taken up is decided by counting
 steps, never by asking whether it has arrived: that would differ from worker to worker, and from run to run.
-Floating-point buffers (BatchNorm's) travel along and are replaced by their mean (or rank 0's) on arrival; what the
-local steps in between measured is dropped from them.
+Floating-point buffers (BatchNorm's) travel along and are replaced by their mean (or rank 0's) on arrival. What the
+local steps in between measured goes out with the next wave; would that send what has just arrived, nothing that is
+measured would ever be kept.
 
 Time: waiting is `exposed.parameters`, copying and merging are `update`.
 """
@@ -38,10 +39,12 @@ class Wave:
         self._statistics = statistics
         self._buffer_sums = [torch.zeros_like(b.data) for b in statistics.buffers]
         self._flight: Flight | None = None
+        self._measured: list[Tensor] | None = None
 
     def send(self, fill: Callable[[int, slice], None] | None = None) -> None:
         """Start to sum; `fill` fills each chunk before it leaves. Nobody may touch `sums` until they have arrived."""
-        self._statistics.send(self._buffer_sums)
+        self._statistics.send(self._buffer_sums, self._measured)
+        self._measured = None
         loads = [(sums, "parameters") for sums in self.sums] + [(sums, "buffers") for sums in self._buffer_sums]
 
         def fill_sums(which: int, piece: slice) -> None:
@@ -51,9 +54,10 @@ class Wave:
         self._flight = self._collectives.launch(loads, fill_sums)
         self.sent = True
 
-    def arriving(self) -> Iterator[tuple[int, slice]]:
+    def arriving(self, *, sends: bool = True) -> Iterator[tuple[int, slice]]:
         """(which, slice) of every chunk of `sums` as it arrives, then the buffers; nothing when nothing was sent. The
-        arithmetic on one chunk runs beneath those that are still on their way.
+        arithmetic on one chunk runs beneath those that are still on their way. `sends`: the next wave follows at once,
+        with the buffers as the steps up to here have measured them.
         """
         if not self.sent:
             return
@@ -63,6 +67,7 @@ class Wave:
         for which, piece in flight.arriving() if flight else self.pieces():
             if which < len(self.sums):
                 yield which, piece
+        self._measured = [buffer.data.clone() for buffer in self._statistics.buffers] if sends else None
         self._statistics.take(self._buffer_sums)
 
     def pieces(self) -> Iterator[tuple[int, slice]]:

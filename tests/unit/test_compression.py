@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import cpdp
+from cpdp import strategies
 from cpdp.errors import StrategyError
 from cpdp.recorder import StepRecorder
 from tests.unit.problem import SIZE, Workers, data, log_cosh, start
@@ -136,7 +137,7 @@ def test_power_sgd_is_its_algorithm_and_sends_two_thin_factors():
 
 def test_power_sgd_before_its_second_step_is_refused():
     with pytest.raises(StrategyError, match="start: '1' is not allowed; a whole number from 2"):
-        cpdp.strategies.parse("ddp:hook=powersgd,start=1")
+        strategies.parse("ddp:hook=powersgd,start=1")
 
 
 def test_power_sgd_with_unused_parameters_is_refused():

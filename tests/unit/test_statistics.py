@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import cpdp
+from cpdp import strategies
 from cpdp.errors import StrategyError
 from cpdp.recorder import StepRecorder
 from tests.unit.ranks import run_ranks
@@ -75,6 +76,28 @@ def test_ddp_broadcasts_before_the_next_forward_pass_or_leaves_them_local(strate
 
 def test_what_is_not_a_policy_is_refused():
     with pytest.raises(StrategyError, match="statistics: 'average' is not allowed; one of broadcast, local"):
-        cpdp.strategies.parse("ddp:statistics=average")
+        strategies.parse("ddp:statistics=average")
     with pytest.raises(StrategyError, match="one of average, broadcast, local"):
-        cpdp.strategies.parse("localsgd:statistics=synchronised")
+        strategies.parse("localsgd:statistics=synchronised")
+
+
+def learned(rank, strategy):
+    """The running mean of a feature that is 3 on rank 0 and 5 on rank 1, after 60 steps."""
+    net = nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 1))
+    opt = torch.optim.SGD(net.parameters(), lr=1e-4)
+    model = cpdp.DataParallel(net, opt, strategy)
+    for _ in range(60):
+        opt.zero_grad()
+        model.observe_loss(1.0)
+        model(torch.full((4, 1), 3.0 + 2 * rank)).sum().backward()
+        opt.step()
+    with model.collectives.averaged(list(net.buffers())[:2]):
+        mean = net[0].running_mean.item()
+    model.close()
+    return mean
+
+
+@pytest.mark.parametrize("strategy", [*WAVES, *LATE, "cpdp-overlapped:k=4,delay=2,epoch_end=false", "eager:k=4"])
+def test_statistics_follow_the_data_under_every_strategy(strategy):
+    for mean in run_ranks(2, learned, strategy):
+        assert mean == pytest.approx(4.0, abs=0.35)  # the mean over the workers
