@@ -4,6 +4,7 @@ import pickle
 
 import pytest
 import torch
+from PIL import Image
 
 from cpdp import workloads
 from cpdp.errors import WorkloadError
@@ -74,10 +75,11 @@ def test_a_model_learns_the_made_up_images():
     one = build(world=1)
     optimizer = one.optimizer({"lr": 0.05, "momentum": 0.9})
     before, _ = one.evaluate(one.module)
-    for batch in one.batches(0):
-        optimizer.zero_grad()
-        one.loss(one.module, batch).backward()
-        optimizer.step()
+    for epoch in range(4):
+        for batch in one.batches(epoch):
+            optimizer.zero_grad()
+            one.loss(one.module, batch).backward()
+            optimizer.step()
     after, _ = one.evaluate(one.module)
     assert before < 0.5 < after
 
@@ -105,18 +107,16 @@ def test_a_damaged_set_is_refused_by_its_checksum(tmp_path):
 
 
 def test_tinyimagenet_is_read_from_its_folders(tmp_path):
-    from torchvision.io import write_jpeg
-
     root = tmp_path / "tiny-imagenet-200"
     (root / "val/images").mkdir(parents=True)
     (root / "wnids.txt").write_text("n2\nn1\n")
     lines = []
     for index, name in enumerate(("n2", "n1")):
         (root / "train" / name / "images").mkdir(parents=True)
-        shade = torch.full((3, 64, 64), 40 + 170 * index, dtype=torch.uint8)
+        shade = Image.new("RGB", (64, 64), (40 + 170 * index,) * 3)
         for number in range(6):
-            write_jpeg(shade, str(root / "train" / name / "images" / f"{name}_{number}.JPEG"))
-        write_jpeg(shade, str(root / "val/images" / f"val_{index}.JPEG"))
+            shade.save(root / "train" / name / "images" / f"{name}_{number}.JPEG")
+        shade.save(root / "val/images" / f"val_{index}.JPEG")
         lines.append(f"val_{index}.JPEG\t{name}\t0\t0\t1\t1\n")
     (root / "val/val_annotations.txt").write_text("".join(lines))
     found = datasets.load("tinyimagenet", str(tmp_path), (0, 0, 0))
