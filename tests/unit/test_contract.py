@@ -44,6 +44,8 @@ SPECS = [
     "streaming:k=4,p=2,delay=3,exchange=int4,pattern=sequential",
     "adacomm:tau0=3,interval_steps=3,beta=0.3,buffers=average",
     "adacomm:tau0=4,interval_steps=5,search=2,search_steps=4",
+    "scheduled:k=3,rule=linear,last=1,over=9",
+    "scheduled:k=2,rule=adpsgd,measure=2",
 ]
 
 
@@ -227,6 +229,7 @@ MODELS = {  # copies of the parameters that a strategy keeps beside the model, g
     "eager:k=3": 4,
     "streaming:k=3,p=2": 2,
     "ddp:hook=fp16": 0,
+    "scheduled:k=3": 0,
 }
 
 

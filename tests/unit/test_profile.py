@@ -475,6 +475,8 @@ SHIPPED = list(shipped_documents("networks"))
 
 def test_the_shipped_profiles_are_those_of_the_reference():
     assert SHIPPED == [
+        "adacomm-fast",
+        "adacomm-slow",
         "aws-ten-regions",
         "flapping-link",
         "gcp-four-regions",
