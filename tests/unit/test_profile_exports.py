@@ -61,8 +61,9 @@ def test_hta_tells_computation_from_communication_and_the_overlap_is_ours(trace)
 
 @pytest.mark.filterwarnings("ignore")  # HTA's own, about pandas
 def test_hta_itself_reads_the_trace_where_it_is_installed(trace, tmp_path):
-    parser = pytest.importorskip("hta.common.trace_parser")
-    configs = pytest.importorskip("hta.configs.parser_config")
+    why = "needs HolisticTraceAnalysis to read with"
+    parser = pytest.importorskip("hta.common.trace_parser", reason=why)
+    configs = pytest.importorskip("hta.configs.parser_config", reason=why)
     path = tmp_path / "rank-1.json"
     path.write_text(trace)
     _, frame, symbols = parser.parse_trace_dataframe(str(path), configs.ParserConfig.get_default_cfg())
