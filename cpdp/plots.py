@@ -13,6 +13,7 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from cpdp import figure
@@ -142,33 +143,35 @@ def _strip(axes: Axes, row: int, strip: Strip, colour: str) -> None:
 @figure.styled
 def accuracy(evals: pd.DataFrame, looks: Mapping[str, Look], target: float, name: str) -> Drawing | None:
     """Test accuracy against time spent in steps; one line per repeat, the strategy's colour and marker."""
-    known = evals[evals["accuracy"].notna()]
-    if known.empty:
+    drawn = _over_time(evals.assign(value=evals["accuracy"] * 100), looks, target * 100, "{:.1f}%")
+    if drawn is None:
         return None
-    fig, axes = figure.make(WIDTH, 3.6)
-    words = []
-    for label, look in looks.items():
-        cells = [cell for _, cell in known[known["label"] == label].groupby("cell", sort=False)]
-        for number, cell in enumerate(cells):
-            axes.plot(
-                cell["train_s"], cell["accuracy"] * 100, color=look.colour, marker=look.marker, markersize=5,
-                linewidth=1.6, label=label if number == 0 else None,
-            )  # fmt: skip
-        if cells:
-            last = cells[0].iloc[-1]
-            words.append(f"{label} ends at {last['accuracy']:.1%} after {last['train_s']:.1f} s")
-    axes.axhline(target * 100, color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
-    axes.set_xlim(left=0)
-    axes.set_xlabel("seconds in training steps (evaluations not counted)")
+    fig, axes, words = drawn
     axes.set_ylabel("test accuracy, percent")
     axes.legend(loc="lower right", fontsize=9)
-    return figure.finish(fig, name, "Accuracy against wall time", ". ".join(words) + ".")
+    return figure.finish(fig, name, "Accuracy against wall time", words)
 
 
 @figure.styled
 def training_loss(evals: pd.DataFrame, looks: Mapping[str, Look], target: float, name: str) -> Drawing | None:
     """Training loss against time spent in steps; one line per repeat, the strategy's colour and marker."""
-    known = evals[evals["train_loss"].notna()]
+    drawn = _over_time(evals.assign(value=evals["train_loss"]), looks, target, "{:.3g}")
+    if drawn is None:
+        return None
+    fig, axes, words = drawn
+    axes.set_yscale("log")
+    axes.set_ylabel("training loss")
+    axes.legend(loc="upper right", fontsize=9)
+    return figure.finish(fig, name, "Training loss against wall time", words)
+
+
+def _over_time(
+    evals: pd.DataFrame, looks: Mapping[str, Look], target: float, form: str
+) -> tuple[Figure, Axes, str] | None:
+    """The column `value` over time, a dashed line at the target, and in words where each strategy ends; None where no
+    value is known.
+    """
+    known = evals[evals["value"].notna()]
     if known.empty:
         return None
     fig, axes = figure.make(WIDTH, 3.6)
@@ -177,19 +180,16 @@ def training_loss(evals: pd.DataFrame, looks: Mapping[str, Look], target: float,
         cells = [cell for _, cell in known[known["label"] == label].groupby("cell", sort=False)]
         for number, cell in enumerate(cells):
             axes.plot(
-                cell["train_s"], cell["train_loss"], color=look.colour, marker=look.marker, markersize=4, linewidth=1.4,
+                cell["train_s"], cell["value"], color=look.colour, marker=look.marker, markersize=5, linewidth=1.6,
                 label=label if number == 0 else None,
             )  # fmt: skip
         if cells:
             last = cells[0].iloc[-1]
-            words.append(f"{label} ends at {last['train_loss']:.3g} after {last['train_s']:.1f} s")
+            words.append(f"{label} ends at {form.format(last['value'])} after {last['train_s']:.1f} s")
     axes.axhline(target, color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
     axes.set_xlim(left=0)
-    axes.set_yscale("log")
     axes.set_xlabel("seconds in training steps (evaluations not counted)")
-    axes.set_ylabel("training loss")
-    axes.legend(loc="upper right", fontsize=9)
-    return figure.finish(fig, name, "Training loss against wall time", ". ".join(words) + ".")
+    return fig, axes, ". ".join(words) + "."
 
 
 @figure.styled
