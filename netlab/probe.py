@@ -56,13 +56,15 @@ def _receive_until(sock: socket.socket, moment: float, sent: dict[int, int], see
             seen[number] = time.monotonic_ns() - sent[number]
 
 
-def flood(address: str, port: int, ip_bytes: int, rate_bps: int, seconds: float) -> dict[str, object]:
-    """Send UDP datagrams of ``ip_bytes`` (IP header included) at ``rate_bps`` of IP bytes; returns how many left."""
+def flood(address: str, port: int, ip_bytes: int, rate_bps: int, seconds: float, burst: int) -> dict[str, object]:
+    """Send UDP datagrams of ``ip_bytes`` (IP header included) at ``rate_bps`` of IP bytes, at most ``burst`` of them at
+    once; returns how many left.
+    """
     payload = ip_bytes - 28
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
         sock.connect((address, port))
-        batch = _batch(sock, payload, rate_bps)
+        batch = _batch(sock, payload, rate_bps, burst)
         chunk = bytes(payload * batch)
         step = ip_bytes * batch * 8 / rate_bps
         start = time.monotonic()
@@ -79,15 +81,15 @@ def flood(address: str, port: int, ip_bytes: int, rate_bps: int, seconds: float)
     return {"sent": number * batch, "end": time.monotonic()}
 
 
-def _batch(sock: socket.socket, payload: int, rate_bps: int) -> int:
+def _batch(sock: socket.socket, payload: int, rate_bps: int, burst: int) -> int:
     """Datagrams per send: one below 20 Mbit/s, else a UDP-GSO unit of about 2 ms, of at most 64 KB and 60 segments."""
-    if rate_bps < 20_000_000:
+    if rate_bps < 20_000_000 or burst == 1:
         return 1
     try:
         sock.setsockopt(socket.IPPROTO_UDP, _UDP_SEGMENT, payload)
     except OSError:
         return 1
-    return max(1, min(60, 65_000 // payload, rate_bps // 8 // 500 // payload))
+    return max(1, min(60, burst, 65_000 // payload, rate_bps // 8 // 500 // payload))
 
 
 def sink(port: int, seconds: float, interval_s: float) -> dict[str, object]:
@@ -199,7 +201,7 @@ def main(arguments: list[str]) -> int:
     if kind == "rtt":
         result = rtt(rest[0], int(rest[1]), float(rest[2]), int(rest[3]), float(rest[4]))
     elif kind == "flood":
-        result = flood(rest[0], int(rest[1]), int(rest[2]), int(rest[3]), float(rest[4]))
+        result = flood(rest[0], int(rest[1]), int(rest[2]), int(rest[3]), float(rest[4]), int(rest[5]))
     elif kind == "train":
         result = train(rest[0], int(rest[1]), int(rest[2]), float(rest[3]), int(rest[4]))
     elif kind == "hear":

@@ -356,8 +356,21 @@ def _flood(lab: Lab, way: Way, ip_bytes: int, offered_bps: int, seconds: float) 
     pause = max(0.002, seconds / 200)
     with ThreadPoolExecutor(max_workers=1) as pool:
         heard = pool.submit(_probe, lab, way.target, "sink", _PORT, listen, pause, timeout=listen + 30)
-        _probe(lab, way.source, "flood", way.address, _PORT, ip_bytes, offered_bps, seconds, timeout=seconds + 30)
+        offer = ("flood", way.address, _PORT, ip_bytes, offered_bps, seconds, _burst(way, ip_bytes))
+        _probe(lab, way.source, *offer, timeout=seconds + 30)
         return [(moment, count) for moment, count in heard.result()["samples"]]
+
+
+def _burst(way: Way, ip_bytes: int) -> int:
+    """Datagrams that the smallest queue on the way takes twice over: a larger burst would find it full, and leave the
+    link idle until the next one.
+    """
+    room = [60]
+    for step in way.crossed:
+        if step.queue is not None:
+            held = step.queue.packets or (step.queue.bytes or 0) // step.wire_bytes(ip_bytes)
+            room.append(max(1, held // 2))
+    return min(room)
 
 
 def _slope(samples: Sequence[tuple[float, int]], bits: int) -> float | None:

@@ -19,13 +19,13 @@ links: [{between: [a, b], rtt: 20ms, rate: 100mbit}]
 """
 
 MEASURING = ("lab", "netem", "docker")
-"""Suites whose tests measure real traffic and real processes."""
+"""Suites whose tests measure real traffic and real processes; a test elsewhere that does is marked `measures`."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What measures may be measured again, twice at most: a machine's busy moment passes, a fault does not."""
     for item in items:
-        if item.path.relative_to(ROOT).parts[1] in MEASURING:
+        if item.path.relative_to(ROOT).parts[1] in MEASURING or item.get_closest_marker("measures"):
             item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=2))
 
 

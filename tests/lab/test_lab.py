@@ -113,7 +113,7 @@ def test_workers_of_a_site_share_its_uplink() -> None:
     )
     code = (
         "import os, sys; from netlab import probe; rank = int(os.environ['RANK'])\n"
-        "if rank < 2: print(probe.flood(['10.2.0.2', '10.3.0.2'][rank], 9, 1500, 60_000_000, 1.0))\n"
+        "if rank < 2: print(probe.flood(['10.2.0.2', '10.3.0.2'][rank], 9, 1500, 60_000_000, 1.0, 60))\n"
         "else: s = probe.sink(9, 1.6, 0.01)['samples']; print(s[-1][1])"
     )
     counts: dict[str, bytes] = {}
@@ -152,6 +152,15 @@ def test_verification_fails_when_the_network_is_not_the_one_asked_for() -> None:
     achieved = [row.achieved or 0.0 for row in verification.links]
     assert 20.0 <= achieved[0] <= 21.0
     assert all(48.5 <= rate <= 51.5 for rate in achieved[1:])
+
+
+def test_a_queue_of_two_packets_is_not_taken_for_a_slower_link() -> None:
+    text = "name: q\nsites: {a: {workers: 1}, b: {workers: 1}}\nlinks: [{between: [a, b], rtt: 1ms, rate: 20mbit}]\n"
+    profile = parse_profile(text, "q.yaml")
+    assert profile.links[0].forward.queue.bytes == 2 * 1538  # one bandwidth-delay product would be 2500
+    with Lab.start(profile) as lab:
+        found = lab.verify("quick")
+        assert found.ok, found.rows
 
 
 def test_a_link_slower_than_its_packets_still_carries_them() -> None:

@@ -55,6 +55,7 @@ def test_parts_sum_to_the_whole_exactly(total, weights):
     assert all(abs(part - total * weight / sum(weights)) <= 1 for part, weight in zip(parts, weights, strict=True))
 
 
+@pytest.mark.measures
 def test_a_step_takes_the_timelines_time():
     model = ReplayedModel(small())
     times = []
@@ -66,6 +67,7 @@ def test_a_step_takes_the_timelines_time():
     assert sorted(times)[2] < 75 * MS
 
 
+@pytest.mark.measures
 def test_work_between_layers_is_absorbed_by_the_next_wait():
     model = ReplayedModel(small())
     for parameter in model.parameters():

@@ -229,6 +229,7 @@ def test_exports_are_what_their_readers_expect(tmp_path):
     assert {"group", "seq", "kind", "bytes", "issued_ns", "started_ns", "finished_ns", "wait_from_ns"} <= set(ops)
 
 
+@pytest.mark.measures
 def test_exposed_time_agrees_with_ddps_own_logger_within_a_millisecond(tmp_path):
     """The logger tells of the step before; rank 0 waits for rank 1, 10 ms longer each step."""
     command = [*TORCHRUN, "--master-port", free_port(), str(SCRIPTS / "ddp_logger.py"), str(tmp_path)]
